@@ -1,0 +1,135 @@
+//! Which work items attend which rows: cuts rows into tiles, and tiles into batches that fit the state buffer.
+
+use super::SPLIT;
+use crate::backend::ops::splits;
+use crate::backend::params::{MergeRow, Row, Tile};
+
+/// What one query row sees: tokens `start..end` of the sequence whose page table starts at word `table`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Visible {
+    /// First word of the page table.
+    pub table: u32,
+    /// First visible token.
+    pub start: u32,
+    /// One past the last visible token; nothing is visible when it is not above `start`.
+    pub end: u32,
+}
+
+/// One `attend` and one `merge`: consecutive rows whose states fit the state buffer together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Batch {
+    /// The first row, counted over the whole call; the batch's own rows count from 0.
+    pub first_row: usize,
+    /// What the rows see and where their states go.
+    pub rows: Vec<Row>,
+    /// The tiles of `attend`.
+    pub tiles: Vec<Tile>,
+    /// What `merge` folds.
+    pub merge: Vec<MergeRow>,
+    /// States of the batch, for each query head.
+    pub states: u32,
+}
+
+impl Batch {
+    fn new(first_row: usize) -> Self {
+        Batch { first_row, rows: Vec::new(), tiles: Vec::new(), merge: Vec::new(), states: 0 }
+    }
+
+    /// Work items of the batch.
+    fn items(&self) -> u32 {
+        self.tiles.last().map_or(0, |tile| tile.item + tile.splits)
+    }
+
+    fn push(&mut self, tile: &[Visible]) {
+        let first = u32::try_from(self.rows.len()).expect("a batch holds at most max_states rows");
+        let (mut from, mut to) = (u32::MAX, 0);
+        for visible in tile {
+            let mut row = Row { start: visible.start, end: visible.end, state: self.states, split: 0 };
+            if row.end > row.start {
+                row.split = row.start / SPLIT;
+                from = from.min(row.split);
+                to = to.max(row.end.div_ceil(SPLIT));
+            } else {
+                (row.start, row.end) = (0, 0);
+            }
+            self.states += splits(&row);
+            self.merge.push(MergeRow { state: row.state, states: splits(&row) });
+            self.rows.push(row);
+        }
+        if to > from {
+            let (table, rows, item) = (tile[0].table, self.rows.len() as u32 - first, self.items());
+            self.tiles.push(Tile { table, row: first, rows, split: from, splits: to - from, item, reserved: [0; 2] });
+        }
+    }
+}
+
+/// Plans rows in their order: consecutive rows of one sequence share tiles of up to `rows_per_tile` rows, and a batch
+/// ends before it would hold more than `max_states` states (a tile that alone holds more gets a batch of its own).
+pub fn plan(rows: &[Visible], rows_per_tile: u32, max_states: u32) -> Vec<Batch> {
+    let mut batches = Vec::new();
+    let mut batch = Batch::new(0);
+    let mut at = 0;
+    while at < rows.len() {
+        let tile = rows[at..].iter().take(rows_per_tile as usize).take_while(|row| row.table == rows[at].table).count();
+        let tile = &rows[at..at + tile];
+        let states: u64 = tile.iter().map(|v| u64::from(states_of(v))).sum();
+        let rows_full = batch.rows.len() + tile.len() > max_states as usize;
+        if !batch.rows.is_empty() && (rows_full || u64::from(batch.states) + states > u64::from(max_states)) {
+            batches.push(std::mem::replace(&mut batch, Batch::new(at)));
+        }
+        batch.push(tile);
+        at += tile.len();
+    }
+    if !batch.rows.is_empty() {
+        batches.push(batch);
+    }
+    batches
+}
+
+fn states_of(visible: &Visible) -> u32 {
+    splits(&Row { start: visible.start, end: visible.end, state: 0, split: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decode(table: u32, len: u32) -> Visible {
+        Visible { table, start: 0, end: len }
+    }
+
+    #[test]
+    fn states_follow_each_other_in_row_and_token_order() {
+        let rows = [decode(0, 1), decode(8, 257), decode(16, 0), decode(24, 256)];
+        let [batch] = &plan(&rows, 4, 1000)[..] else { panic!("one batch") };
+        let merge: Vec<_> = batch.merge.iter().map(|m| (m.state, m.states)).collect();
+        assert_eq!(merge, [(0, 1), (1, 2), (3, 0), (3, 1)]);
+        assert_eq!(batch.states, 4);
+        let tiles: Vec<_> = batch.tiles.iter().map(|t| (t.row, t.rows, t.split, t.splits, t.item)).collect();
+        assert_eq!(tiles, [(0, 1, 0, 1, 0), (1, 1, 0, 2, 1), (3, 1, 0, 1, 3)]);
+    }
+
+    #[test]
+    fn a_chunk_shares_tiles_and_windows_skip_leading_splits() {
+        let rows: Vec<_> = (0..5).map(|i| Visible { table: 3, start: 600 + i, end: 1020 + i }).collect();
+        let [batch] = &plan(&rows, 4, 1000)[..] else { panic!("one batch") };
+        let tiles: Vec<_> = batch.tiles.iter().map(|t| (t.row, t.rows, t.split, t.splits)).collect();
+        assert_eq!(tiles, [(0, 4, 2, 2), (4, 1, 2, 2)]);
+        assert!(batch.rows.iter().all(|row| row.split == 2));
+    }
+
+    #[test]
+    fn batches_are_cut_by_states_and_cover_every_row_once() {
+        let rows: Vec<_> = (0..100).map(|i| decode(i / 7 * 100, i * 50)).collect();
+        for max in [1, 5, 64, 10_000] {
+            let batches = plan(&rows, 4, max);
+            let mut next = 0;
+            for batch in &batches {
+                assert_eq!(batch.first_row, next);
+                next += batch.rows.len();
+                assert!(batch.states <= max || batch.rows.len() <= 4, "{} states", batch.states);
+            }
+            assert_eq!(next, 100);
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! `attend` and `merge`: states of splits, and their fold.
+
+use super::memory::{CpuBuffer, encode, frame, load_bits, value_of};
+use crate::attention::{SPLIT, state_words};
+use crate::backend::ops::{Attend, Merge};
+use crate::backend::params::Tile;
+use crate::Dtype;
+use std::f32::consts::{LN_2, LOG2_E};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Work items are (tile, split, KV head); threads take the next one until none is left.
+pub(super) fn attend(args: &Attend<'_, CpuBuffer>) {
+    let kv_heads = args.record.geometry().kv_heads();
+    let mut items = Vec::new();
+    for tile in args.tiles {
+        for split in tile.split..tile.split + tile.splits {
+            items.extend((0..kv_heads).map(|head| (*tile, split, head)));
+        }
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut scratch = Scratch::default();
+        while let Some(&(tile, split, head)) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            scratch.item(args, &tile, split, head);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(items.len() / 4);
+    if threads < 2 {
+        return work();
+    }
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
+    });
+}
+
+/// One thread's decoded K and V of a split, and one query's scores.
+#[derive(Default)]
+struct Scratch {
+    k: Vec<f32>,
+    v: Vec<f32>,
+    q: Vec<f32>,
+    p: Vec<f32>,
+    o: Vec<f32>,
+}
+
+impl Scratch {
+    fn item(&mut self, args: &Attend<'_, CpuBuffer>, tile: &Tile, split: u32, kv_head: u32) {
+        let geometry = args.record.geometry();
+        let rows = &args.rows[tile.row as usize..(tile.row + tile.rows) as usize];
+        let first = split * SPLIT;
+        let seen = |start: u32, end: u32| (start.max(first), end.min(first + SPLIT));
+        let live = rows.iter().map(|row| seen(row.start, row.end)).filter(|(start, end)| start < end);
+        let Some((start, end)) = live.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))) else { return };
+        self.decode(args, tile.table, kv_head, start, end);
+        for (at, row) in rows.iter().enumerate() {
+            let (from, to) = seen(row.start, row.end);
+            if from >= to {
+                continue;
+            }
+            let state = u64::from(row.state + split - row.split);
+            for head in kv_head * geometry.group()..(kv_head + 1) * geometry.group() {
+                let (m, l) = self.query(args, (tile.row + at as u32, head), (from - start, to - start));
+                let words = u64::from(state_words(geometry.v_dim()));
+                let base = (state * u64::from(geometry.q_heads()) + u64::from(head)) * words;
+                let tail = [m, l, 0.0, 0.0];
+                self.o.iter().chain(&tail).zip(base..).for_each(|(x, at)| args.states.set(at, x.to_bits()));
+            }
+        }
+    }
+
+    /// Decodes K and V of tokens `start..end` of one KV head.
+    fn decode(&mut self, args: &Attend<'_, CpuBuffer>, table: u32, head: u32, start: u32, end: u32) {
+        let (record, geometry) = (&args.record, args.record.geometry());
+        let (k_dim, v_dim) = (geometry.k_dim() as usize, geometry.v_dim() as usize);
+        self.k.resize((end - start) as usize * k_dim, 0.0);
+        self.v.resize((end - start) as usize * v_dim, 0.0);
+        let rows = self.k.chunks_exact_mut(k_dim).zip(self.v.chunks_exact_mut(v_dim));
+        for ((k, v), token) in rows.zip(start..) {
+            let (page, slot) = (token / geometry.page_tokens(), token % geometry.page_tokens());
+            let (slab, base) = frame(&args.arena, args.tables.get(u64::from(table + page)), record);
+            slab.read_row(base + record.key(head, slot), record.format().dtype(), k);
+            slab.read_row(base + record.value(head, slot), record.format().dtype(), v);
+        }
+    }
+
+    /// The state of one query vector over decoded tokens `from..to`: `o` stays in `self.o`, `m` and `l` are returned.
+    fn query(&mut self, args: &Attend<'_, CpuBuffer>, (row, head): (u32, u32), (from, to): (u32, u32)) -> (f32, f32) {
+        let geometry = args.record.geometry();
+        let (k_dim, v_dim) = (geometry.k_dim() as usize, geometry.v_dim() as usize);
+        let [row_stride, head_stride, element] = args.q.strides;
+        let first = u64::from(row) * row_stride + u64::from(head) * head_stride;
+        self.q.clear();
+        let q = (0..k_dim as u64).map(|d| value_of(load_bits(args.q, first + d * element), args.q.dtype));
+        self.q.extend(q);
+        let scale = args.scale * LOG2_E;
+        let tokens = from as usize..to as usize;
+        let keys = self.k[tokens.start * k_dim..tokens.end * k_dim].chunks_exact(k_dim);
+        self.p.clear();
+        self.p.extend(keys.map(|key| dot(&self.q, key) * scale));
+        let m = self.p.iter().copied().fold(f32::MIN, f32::max);
+        self.o.clear();
+        self.o.resize(v_dim, 0.0);
+        let mut l = 0.0;
+        let values = self.v[tokens.start * v_dim..tokens.end * v_dim].chunks_exact(v_dim);
+        for (score, value) in self.p.iter().zip(values) {
+            let p = (score - m).exp2();
+            l += p;
+            self.o.iter_mut().zip(value).for_each(|(o, v)| *o += p * v);
+        }
+        (m, l)
+    }
+}
+
+/// Dot product in eight f32 lanes, folded in a fixed order.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 8];
+    for (a, b) in a.chunks_exact(8).zip(b.chunks_exact(8)) {
+        lanes.iter_mut().zip(a.iter().zip(b)).for_each(|(lane, (a, b))| *lane += a * b);
+    }
+    let [a, b, c, d, e, f, g, h] = lanes;
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
+}
+
+pub(super) fn merge(args: &Merge<'_, CpuBuffer>) {
+    let words = u64::from(state_words(args.v_dim));
+    let dim = u64::from(args.v_dim);
+    for (row, sources) in args.rows.iter().enumerate() {
+        for head in 0..args.q_heads {
+            let (mut m, mut l, mut o) = (f32::MIN, 0.0f32, vec![0.0f32; args.v_dim as usize]);
+            for state in sources.state..sources.state + sources.states {
+                let base = (u64::from(state) * u64::from(args.q_heads) + u64::from(head)) * words;
+                let word = |at: u64| f32::from_bits(args.states.get(base + at));
+                let (state_m, state_l) = (word(dim), word(dim + 1));
+                if state_l == 0.0 {
+                    continue;
+                }
+                let top = m.max(state_m);
+                let (keep, take) = ((m - top).exp2(), (state_m - top).exp2());
+                l = l * keep + state_l * take;
+                o.iter_mut().zip(0..).for_each(|(o, at)| *o = *o * keep + word(at) * take);
+                m = top;
+            }
+            let lse = if l > 0.0 { (m + l.log2()) * LN_2 } else { f32::NEG_INFINITY };
+            if l > 0.0 {
+                o.iter_mut().for_each(|o| *o /= l);
+            }
+            write(args, row as u64, head.into(), &o, lse);
+        }
+    }
+}
+
+fn write(args: &Merge<'_, CpuBuffer>, row: u64, head: u64, o: &[f32], lse: f32) {
+    let [row_stride, head_stride, _] = args.out.strides;
+    let base = args.out.offset + (row * row_stride + head * head_stride) * args.out.dtype.bytes();
+    match args.out.dtype {
+        Dtype::F32 => o.iter().zip(base / 4..).for_each(|(x, at)| args.out.buffer.set(at, x.to_bits())),
+        dtype => o.chunks_exact(2).zip(base / 4..).for_each(|(pair, at)| {
+            args.out.buffer.set(at, encode(pair[0], dtype) | encode(pair[1], dtype) << 16);
+        }),
+    }
+    if let Some(view) = args.lse {
+        let at = view.offset / 4 + row * view.strides[0] + head * view.strides[1];
+        view.buffer.set(at, lse.to_bits());
+    }
+}

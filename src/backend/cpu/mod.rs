@@ -1,0 +1,158 @@
+//! The reference backend: plain loops over host memory, always there.
+//!
+//! Work is done when the call returns, so streams and events carry nothing.
+
+mod append;
+mod attend;
+mod memory;
+mod transfer;
+
+pub use memory::CpuBuffer;
+
+use super::ops::{Append, Attend, Merge, Transfer, on_device, range};
+use super::{Backend, Caps, DeviceId};
+use crate::{Error, PageFormat, Result};
+use std::sync::Arc;
+
+/// The CPU as a device.
+#[derive(Debug, Clone)]
+pub struct CpuBackend {
+    caps: Arc<Caps>,
+}
+
+/// A stream of the CPU: nothing is ever pending on it.
+#[derive(Debug)]
+pub struct CpuStream;
+
+/// An event of the CPU: always over.
+#[derive(Debug, Clone)]
+pub struct CpuEvent;
+
+impl CpuBackend {
+    /// A new device; buffers of one `CpuBackend` (and its clones) are refused by another.
+    pub fn new() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+        let caps = Caps {
+            backend: "cpu",
+            adapter: format!("{} ({threads} threads)", std::env::consts::ARCH),
+            device: DeviceId::unique(),
+            max_slabs: 64,
+            max_slab_bytes: 1 << 40,
+            query_tile: 32,
+            formats: |_| &PageFormat::ALL,
+            limits: vec![("threads", threads)],
+        };
+        CpuBackend { caps: Arc::new(caps) }
+    }
+}
+
+impl Default for CpuBackend {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Backend for CpuBackend {
+    type Buffer = CpuBuffer;
+    type Stream = CpuStream;
+    type Event = CpuEvent;
+
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn alloc(&self, label: &str, bytes: u64) -> Result<CpuBuffer> {
+        let full = || Error::OutOfMemory { backend: "cpu", bytes, purpose: label.to_owned() };
+        CpuBuffer::zeroed(self.caps.device, bytes).ok_or_else(full)
+    }
+
+    fn stream(&self) -> Result<CpuStream> {
+        Ok(CpuStream)
+    }
+
+    fn upload(&self, _: &mut CpuStream, dst: &CpuBuffer, offset: u64, data: &[u8]) -> Result<()> {
+        range(dst, offset, data.len() as u64, "an upload", &self.caps)?;
+        for (at, word) in data.chunks_exact(4).enumerate() {
+            dst.set(offset / 4 + at as u64, u32::from_le_bytes(word.try_into().expect("four bytes")));
+        }
+        Ok(())
+    }
+
+    fn download(&self, _: &mut CpuStream, src: &CpuBuffer, offset: u64, out: &mut [u8]) -> Result<()> {
+        range(src, offset, out.len() as u64, "a download", &self.caps)?;
+        for (at, word) in out.chunks_exact_mut(4).enumerate() {
+            word.copy_from_slice(&src.get(offset / 4 + at as u64).to_le_bytes());
+        }
+        Ok(())
+    }
+
+    fn copy(&self, _: &mut CpuStream, src: (&CpuBuffer, u64), dst: (&CpuBuffer, u64), bytes: u64) -> Result<()> {
+        range(src.0, src.1, bytes, "the source of a copy", &self.caps)?;
+        range(dst.0, dst.1, bytes, "the destination of a copy", &self.caps)?;
+        memory::copy_words((src.0, src.1 / 4), (dst.0, dst.1 / 4), bytes / 4);
+        Ok(())
+    }
+
+    fn fill(&self, _: &mut CpuStream, dst: &CpuBuffer, offset: u64, bytes: u64, word: u32) -> Result<()> {
+        range(dst, offset, bytes, "a fill", &self.caps)?;
+        (offset / 4..(offset + bytes) / 4).for_each(|at| dst.set(at, word));
+        Ok(())
+    }
+
+    fn record(&self, _: &mut CpuStream) -> Result<CpuEvent> {
+        Ok(CpuEvent)
+    }
+
+    fn wait(&self, _: &mut CpuStream, _: &CpuEvent) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_done(&self, _: &CpuEvent) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn flush(&self, _: &mut CpuStream) -> Result<()> {
+        Ok(())
+    }
+
+    fn synchronize(&self, _: &mut CpuStream) -> Result<()> {
+        Ok(())
+    }
+
+    fn append(&self, _: &mut CpuStream, args: &Append<'_, CpuBuffer>) -> Result<()> {
+        args.validate(&self.caps)?;
+        append::append(args);
+        Ok(())
+    }
+
+    fn transfer(&self, _: &mut CpuStream, args: &Transfer<'_, CpuBuffer>) -> Result<()> {
+        args.validate(&self.caps)?;
+        transfer::transfer(args);
+        Ok(())
+    }
+
+    fn attend(&self, _: &mut CpuStream, args: &Attend<'_, CpuBuffer>) -> Result<()> {
+        args.validate(&self.caps)?;
+        attend::attend(args);
+        Ok(())
+    }
+
+    fn merge(&self, _: &mut CpuStream, args: &Merge<'_, CpuBuffer>) -> Result<()> {
+        args.validate(&self.caps)?;
+        attend::merge(args);
+        Ok(())
+    }
+}
+
+impl CpuBackend {
+    /// Puts host data into a new buffer.
+    ///
+    /// # Errors
+    /// [`Error::Misaligned`] when the data is not a whole number of 32-bit words.
+    pub fn buffer_from(&self, data: &[u8]) -> Result<CpuBuffer> {
+        let buffer = self.alloc("host data", data.len() as u64)?;
+        self.upload(&mut CpuStream, &buffer, 0, data)?;
+        on_device(&buffer, "the new buffer", &self.caps)?;
+        Ok(buffer)
+    }
+}

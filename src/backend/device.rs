@@ -1,0 +1,403 @@
+//! The backend that is chosen at run time: one type for whichever device is there.
+
+use super::cpu::{CpuBackend, CpuBuffer};
+use super::ops::{Append, Arena, Attend, Merge, Place, Transfer, View};
+use super::{Backend, Caps, DeviceBuffer, DeviceId};
+use crate::{Error, Result};
+
+#[cfg(feature = "cuda")]
+use super::cuda::CudaBackend;
+#[cfg(feature = "wgpu")]
+use super::wgpu::WgpuBackend;
+
+/// Declares the enums over the compiled-in backends and their plumbing.
+macro_rules! devices {
+    ($($(#[$cfg:meta])* $variant:ident($backend:ty),)*) => {
+        /// Whichever backend was found when the program started; a [`Backend`] itself.
+        ///
+        /// Code that knows its backend uses the backend's own type and pays for no choice.
+        #[derive(Debug, Clone)]
+        #[non_exhaustive]
+        pub enum Device { $($(#[$cfg])* #[allow(missing_docs, reason = "named after the backend")] $variant($backend),)* }
+
+        /// Memory of a [`Device`].
+        #[derive(Debug, Clone)]
+        #[non_exhaustive]
+        pub enum DeviceMemory {
+            $($(#[$cfg])* #[allow(missing_docs, reason = "named after the backend")]
+            $variant(<$backend as Backend>::Buffer),)*
+        }
+
+        /// A stream of a [`Device`].
+        #[derive(Debug)]
+        #[non_exhaustive]
+        pub enum DeviceStream {
+            $($(#[$cfg])* #[allow(missing_docs, reason = "named after the backend")]
+            $variant(<$backend as Backend>::Stream),)*
+        }
+
+        /// An event of a [`Device`].
+        #[derive(Debug, Clone)]
+        #[non_exhaustive]
+        pub enum DeviceEvent {
+            $($(#[$cfg])* #[allow(missing_docs, reason = "named after the backend")]
+            $variant(<$backend as Backend>::Event),)*
+        }
+
+        impl DeviceBuffer for DeviceMemory {
+            fn bytes(&self) -> u64 {
+                match self { $($(#[$cfg])* DeviceMemory::$variant(buffer) => buffer.bytes(),)* }
+            }
+            fn device(&self) -> DeviceId {
+                match self { $($(#[$cfg])* DeviceMemory::$variant(buffer) => buffer.device(),)* }
+            }
+        }
+
+        $(
+            $(#[$cfg])*
+            impl Chosen for $backend {
+                fn take_buffer(memory: &DeviceMemory) -> Result<&Self::Buffer> {
+                    match memory {
+                        DeviceMemory::$variant(buffer) => Ok(buffer),
+                        #[allow(unreachable_patterns, reason = "the only variant when no backend feature is on")]
+                        _ => Err(Error::WrongDevice { what: "a buffer" }),
+                    }
+                }
+                fn take_stream(stream: &mut DeviceStream) -> Result<&mut Self::Stream> {
+                    match stream {
+                        DeviceStream::$variant(stream) => Ok(stream),
+                        #[allow(unreachable_patterns, reason = "the only variant when no backend feature is on")]
+                        _ => Err(Error::WrongDevice { what: "a stream" }),
+                    }
+                }
+                fn take_event(event: &DeviceEvent) -> Result<&Self::Event> {
+                    match event {
+                        DeviceEvent::$variant(event) => Ok(event),
+                        #[allow(unreachable_patterns, reason = "the only variant when no backend feature is on")]
+                        _ => Err(Error::WrongDevice { what: "an event" }),
+                    }
+                }
+                fn wrap_buffer(buffer: Self::Buffer) -> DeviceMemory { DeviceMemory::$variant(buffer) }
+                fn wrap_stream(stream: Self::Stream) -> DeviceStream { DeviceStream::$variant(stream) }
+                fn wrap_event(event: Self::Event) -> DeviceEvent { DeviceEvent::$variant(event) }
+            }
+            $(#[$cfg])*
+            impl From<$backend> for Device {
+                fn from(backend: $backend) -> Self { Device::$variant(backend) }
+            }
+        )*
+
+        /// Runs an expression on the backend that the device is.
+        macro_rules! on {
+            ($device:expr, $name:ident => $body:expr) => {
+                match $device { $($(#[$cfg])* Device::$variant($name) => $body,)* }
+            };
+        }
+    };
+}
+
+/// A backend that [`Device`] can be: how to take its types out of the enums and put them in.
+trait Chosen: Backend {
+    fn take_buffer(memory: &DeviceMemory) -> Result<&Self::Buffer>;
+    fn take_stream(stream: &mut DeviceStream) -> Result<&mut Self::Stream>;
+    fn take_event(event: &DeviceEvent) -> Result<&Self::Event>;
+    fn wrap_buffer(buffer: Self::Buffer) -> DeviceMemory;
+    fn wrap_stream(stream: Self::Stream) -> DeviceStream;
+    fn wrap_event(event: Self::Event) -> DeviceEvent;
+
+    fn slabs(arena: Arena<'_, DeviceMemory>) -> Result<Vec<Self::Buffer>> {
+        arena.slabs.iter().map(|slab| Self::take_buffer(slab).cloned()).collect()
+    }
+
+    fn view(view: &View<DeviceMemory>) -> Result<View<Self::Buffer>> {
+        view.clone().try_map(|memory| Self::take_buffer(&memory).cloned())
+    }
+}
+
+devices! {
+    Cpu(CpuBackend),
+    #[cfg(feature = "wgpu")]
+    Wgpu(WgpuBackend),
+    #[cfg(feature = "cuda")]
+    Cuda(CudaBackend),
+}
+
+impl Device {
+    /// The best device present: a CUDA card, else a hardware adapter of wgpu, else the CPU.
+    pub fn best() -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        match CudaBackend::open(0) {
+            Ok(backend) => return Ok(backend.into()),
+            Err(error) => tracing::info!(%error, "no CUDA device"),
+        }
+        #[cfg(feature = "wgpu")]
+        match WgpuBackend::open_hardware() {
+            Ok(backend) => return Ok(backend.into()),
+            Err(error) => tracing::info!(%error, "no hardware adapter for wgpu"),
+        }
+        Ok(CpuBackend::new().into())
+    }
+
+    /// The first device of a backend: `cpu`, `wgpu` or `cuda`; `auto` is [`best`](Self::best).
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the backend is unknown, not compiled in or not on this machine.
+    pub fn open(backend: &str) -> Result<Self> {
+        match backend {
+            "auto" => Self::best(),
+            "cpu" => Ok(CpuBackend::new().into()),
+            #[cfg(feature = "wgpu")]
+            "wgpu" => Ok(WgpuBackend::open()?.into()),
+            #[cfg(feature = "cuda")]
+            "cuda" => Ok(CudaBackend::open(0)?.into()),
+            "wgpu" => Err(Error::Unavailable { backend: "wgpu", reason: "built without the feature `wgpu`".into() }),
+            "cuda" => Err(Error::Unavailable { backend: "cuda", reason: "built without the feature `cuda`".into() }),
+            other => Err(Error::Unavailable { backend: "device", reason: format!("there is no backend `{other}`") }),
+        }
+    }
+
+    /// Every device of every compiled-in backend, and why the others are missing.
+    pub fn all() -> (Vec<Self>, Vec<Error>) {
+        #[allow(unused_mut, reason = "extended by the backends that are compiled in")]
+        let (mut devices, mut missing) = (vec![Device::from(CpuBackend::new())], Vec::new());
+        #[cfg(feature = "wgpu")]
+        for found in WgpuBackend::all() {
+            match found {
+                Ok(backend) => devices.push(backend.into()),
+                Err(error) => missing.push(error),
+            }
+        }
+        #[cfg(feature = "cuda")]
+        for found in CudaBackend::all() {
+            match found {
+                Ok(backend) => devices.push(backend.into()),
+                Err(error) => missing.push(error),
+            }
+        }
+        #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
+        missing.clear();
+        (devices, missing)
+    }
+}
+
+impl From<CpuBuffer> for DeviceMemory {
+    fn from(buffer: CpuBuffer) -> Self {
+        DeviceMemory::Cpu(buffer)
+    }
+}
+
+fn append<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Append<'_, DeviceMemory>) -> Result<()> {
+    let slabs = B::slabs(args.arena)?;
+    let args = Append {
+        record: args.record,
+        arena: Arena { slabs: &slabs, slab_shift: args.arena.slab_shift },
+        k: &B::view(args.k)?,
+        v: &B::view(args.v)?,
+        runs: args.runs,
+        non_finite: B::take_buffer(args.non_finite)?,
+        write: args.write,
+    };
+    backend.append(B::take_stream(stream)?, &args)
+}
+
+fn transfer<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Transfer<'_, DeviceMemory>) -> Result<()> {
+    let slabs = |place: &Place<'_, DeviceMemory>| match place {
+        Place::Frames(arena) => B::slabs(*arena),
+        Place::Records { .. } => Ok(Vec::new()),
+    };
+    let (from, to) = (slabs(&args.from)?, slabs(&args.to)?);
+    let args = Transfer {
+        record: args.record,
+        from: place::<B>(&args.from, &from)?,
+        to: place::<B>(&args.to, &to)?,
+        moves: args.moves,
+    };
+    backend.transfer(B::take_stream(stream)?, &args)
+}
+
+fn place<'a, B: Chosen>(place: &Place<'a, DeviceMemory>, slabs: &'a [B::Buffer]) -> Result<Place<'a, B::Buffer>> {
+    Ok(match *place {
+        Place::Frames(arena) => Place::Frames(Arena { slabs, slab_shift: arena.slab_shift }),
+        Place::Records { buffer, offset, stride } => Place::Records { buffer: B::take_buffer(buffer)?, offset, stride },
+    })
+}
+
+fn attend<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Attend<'_, DeviceMemory>) -> Result<()> {
+    let slabs = B::slabs(args.arena)?;
+    let args = Attend {
+        record: args.record,
+        arena: Arena { slabs: &slabs, slab_shift: args.arena.slab_shift },
+        tables: B::take_buffer(args.tables)?,
+        q: &B::view(args.q)?,
+        scale: args.scale,
+        rows: args.rows,
+        tiles: args.tiles,
+        states: B::take_buffer(args.states)?,
+    };
+    backend.attend(B::take_stream(stream)?, &args)
+}
+
+fn merge<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Merge<'_, DeviceMemory>) -> Result<()> {
+    let lse = args.lse.map(B::view).transpose()?;
+    let args = Merge {
+        states: B::take_buffer(args.states)?,
+        rows: args.rows,
+        q_heads: args.q_heads,
+        v_dim: args.v_dim,
+        out: &B::view(args.out)?,
+        lse: lse.as_ref(),
+    };
+    backend.merge(B::take_stream(stream)?, &args)
+}
+
+fn upload<B: Chosen>(
+    backend: &B,
+    stream: &mut DeviceStream,
+    dst: &DeviceMemory,
+    offset: u64,
+    data: &[u8],
+) -> Result<()> {
+    backend.upload(B::take_stream(stream)?, B::take_buffer(dst)?, offset, data)
+}
+
+fn download<B: Chosen>(
+    backend: &B,
+    stream: &mut DeviceStream,
+    src: &DeviceMemory,
+    offset: u64,
+    out: &mut [u8],
+) -> Result<()> {
+    backend.download(B::take_stream(stream)?, B::take_buffer(src)?, offset, out)
+}
+
+fn copy<B: Chosen>(
+    backend: &B,
+    stream: &mut DeviceStream,
+    src: (&DeviceMemory, u64),
+    dst: (&DeviceMemory, u64),
+    bytes: u64,
+) -> Result<()> {
+    backend.copy(B::take_stream(stream)?, (B::take_buffer(src.0)?, src.1), (B::take_buffer(dst.0)?, dst.1), bytes)
+}
+
+fn fill<B: Chosen>(
+    backend: &B,
+    stream: &mut DeviceStream,
+    dst: &DeviceMemory,
+    offset: u64,
+    bytes: u64,
+    word: u32,
+) -> Result<()> {
+    backend.fill(B::take_stream(stream)?, B::take_buffer(dst)?, offset, bytes, word)
+}
+
+fn alloc<B: Chosen>(backend: &B, label: &str, bytes: u64) -> Result<DeviceMemory> {
+    backend.alloc(label, bytes).map(B::wrap_buffer)
+}
+
+fn new_stream<B: Chosen>(backend: &B) -> Result<DeviceStream> {
+    Backend::stream(backend).map(B::wrap_stream)
+}
+
+fn record<B: Chosen>(backend: &B, stream: &mut DeviceStream) -> Result<DeviceEvent> {
+    backend.record(B::take_stream(stream)?).map(B::wrap_event)
+}
+
+fn wait<B: Chosen>(backend: &B, stream: &mut DeviceStream, event: &DeviceEvent) -> Result<()> {
+    backend.wait(B::take_stream(stream)?, B::take_event(event)?)
+}
+
+fn is_done<B: Chosen>(backend: &B, event: &DeviceEvent) -> Result<bool> {
+    backend.is_done(B::take_event(event)?)
+}
+
+fn flush<B: Chosen>(backend: &B, stream: &mut DeviceStream) -> Result<()> {
+    backend.flush(B::take_stream(stream)?)
+}
+
+fn synchronize<B: Chosen>(backend: &B, stream: &mut DeviceStream) -> Result<()> {
+    backend.synchronize(B::take_stream(stream)?)
+}
+
+impl Backend for Device {
+    type Buffer = DeviceMemory;
+    type Stream = DeviceStream;
+    type Event = DeviceEvent;
+
+    fn caps(&self) -> &Caps {
+        on!(self, b => b.caps())
+    }
+
+    fn alloc(&self, label: &str, bytes: u64) -> Result<DeviceMemory> {
+        on!(self, b => alloc(b, label, bytes))
+    }
+
+    fn stream(&self) -> Result<DeviceStream> {
+        on!(self, b => new_stream(b))
+    }
+
+    fn upload(&self, stream: &mut DeviceStream, dst: &DeviceMemory, offset: u64, data: &[u8]) -> Result<()> {
+        on!(self, b => upload(b, stream, dst, offset, data))
+    }
+
+    fn download(&self, stream: &mut DeviceStream, src: &DeviceMemory, offset: u64, out: &mut [u8]) -> Result<()> {
+        on!(self, b => download(b, stream, src, offset, out))
+    }
+
+    fn copy(
+        &self,
+        stream: &mut DeviceStream,
+        src: (&DeviceMemory, u64),
+        dst: (&DeviceMemory, u64),
+        bytes: u64,
+    ) -> Result<()> {
+        on!(self, b => copy(b, stream, src, dst, bytes))
+    }
+
+    fn fill(
+        &self,
+        stream: &mut DeviceStream,
+        dst: &DeviceMemory,
+        offset: u64,
+        bytes: u64,
+        word: u32,
+    ) -> Result<()> {
+        on!(self, b => fill(b, stream, dst, offset, bytes, word))
+    }
+
+    fn record(&self, stream: &mut DeviceStream) -> Result<DeviceEvent> {
+        on!(self, b => record(b, stream))
+    }
+
+    fn wait(&self, stream: &mut DeviceStream, event: &DeviceEvent) -> Result<()> {
+        on!(self, b => wait(b, stream, event))
+    }
+
+    fn is_done(&self, event: &DeviceEvent) -> Result<bool> {
+        on!(self, b => is_done(b, event))
+    }
+
+    fn flush(&self, stream: &mut DeviceStream) -> Result<()> {
+        on!(self, b => flush(b, stream))
+    }
+
+    fn synchronize(&self, stream: &mut DeviceStream) -> Result<()> {
+        on!(self, b => synchronize(b, stream))
+    }
+
+    fn append(&self, stream: &mut DeviceStream, args: &Append<'_, DeviceMemory>) -> Result<()> {
+        on!(self, b => append(b, stream, args))
+    }
+
+    fn transfer(&self, stream: &mut DeviceStream, args: &Transfer<'_, DeviceMemory>) -> Result<()> {
+        on!(self, b => transfer(b, stream, args))
+    }
+
+    fn attend(&self, stream: &mut DeviceStream, args: &Attend<'_, DeviceMemory>) -> Result<()> {
+        on!(self, b => attend(b, stream, args))
+    }
+
+    fn merge(&self, stream: &mut DeviceStream, args: &Merge<'_, DeviceMemory>) -> Result<()> {
+        on!(self, b => merge(b, stream, args))
+    }
+}

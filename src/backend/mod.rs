@@ -1,0 +1,173 @@
+//! What a device must do for kvtide: memory, streams, events and four operations.
+//!
+//! A backend implements [`Backend`]; nothing above the trait knows which one it is. The rules that every backend keeps:
+//!
+//! - **Order.** Work on one stream happens in the order of the calls. [`record`](Backend::record) marks a point,
+//!   [`wait`](Backend::wait) makes another stream wait for it. Nothing else orders two streams.
+//! - **Return at once.** Every call but [`download`](Backend::download) and [`synchronize`](Backend::synchronize)
+//!   enqueues. Host memory passed in may be changed as soon as the call returns.
+//! - **Lifetime.** A buffer handle dropped while queued work uses it stays alive until that work is done.
+//! - **Alignment.** Byte offsets and sizes of memory operations are multiples of 4.
+//! - **Numbers.** Page writes and moves are exact to the bit; `attend` and `merge` keep contracts C1 and C2 of
+//!   `ARCHITECTURE.md`.
+
+pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod device;
+pub mod ops;
+pub mod params;
+#[cfg(feature = "wgpu")]
+pub mod wgpu;
+
+pub use device::{Device, DeviceEvent, DeviceMemory, DeviceStream};
+use ops::{Append, Attend, Merge, Transfer};
+
+use crate::{PageFormat, Result};
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Names one opened device, so that a buffer given to another is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DeviceId(u64);
+
+impl DeviceId {
+    /// A number that no other device of this process has.
+    pub fn unique() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        DeviceId(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// A handle to device memory; clones name the same memory.
+pub trait DeviceBuffer: Clone + fmt::Debug + Send + Sync + 'static {
+    /// Its size.
+    fn bytes(&self) -> u64;
+    /// The device that it lives on.
+    fn device(&self) -> DeviceId;
+}
+
+/// The operations of a backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Write tokens into pages.
+    Append,
+    /// Copy, gather and scatter records.
+    Transfer,
+    /// Attend query rows over pages.
+    Attend,
+    /// Fold states into outputs.
+    Merge,
+}
+
+impl Operation {
+    /// All operations.
+    pub const ALL: [Operation; 4] = [Operation::Append, Operation::Transfer, Operation::Attend, Operation::Merge];
+
+    /// Lower-case name, the same in Rust, WGSL and CUDA.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Operation::Append => "append",
+            Operation::Transfer => "transfer",
+            Operation::Attend => "attend",
+            Operation::Merge => "merge",
+        }
+    }
+}
+
+/// What an opened device is and can do.
+#[derive(Debug, Clone)]
+pub struct Caps {
+    /// `cpu`, `wgpu` or `cuda`.
+    pub backend: &'static str,
+    /// The adapter's name as its driver gives it.
+    pub adapter: String,
+    /// The device's identity.
+    pub device: DeviceId,
+    /// Slabs that one arena may have.
+    pub max_slabs: u32,
+    /// Bytes of the largest slab (and of the largest buffer that an operation binds).
+    pub max_slab_bytes: u64,
+    /// Query vectors (row × head) that one work item of `attend` takes.
+    pub query_tile: u32,
+    /// Formats that each operation handles.
+    pub formats: fn(Operation) -> &'static [PageFormat],
+    /// Limits worth showing, by the name that the adapter's API gives them.
+    pub limits: Vec<(&'static str, u64)>,
+}
+
+impl Caps {
+    /// Whether the device has this operation for pages of this format.
+    pub fn supports(&self, operation: Operation, format: PageFormat) -> bool {
+        (self.formats)(operation).contains(&format)
+    }
+}
+
+/// A device that keeps pages and computes on them. See the [module's rules](self).
+pub trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
+    /// Device memory.
+    type Buffer: DeviceBuffer;
+    /// A queue of work.
+    type Stream: fmt::Debug + Send;
+    /// A point in a stream.
+    type Event: Clone + fmt::Debug + Send + Sync;
+
+    /// What this device is.
+    fn caps(&self) -> &Caps;
+
+    /// Allocates device memory with unspecified contents.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory), or [`Error::Limit`](crate::Error::Limit) past the largest
+    /// buffer of the adapter.
+    fn alloc(&self, label: &str, bytes: u64) -> Result<Self::Buffer>;
+
+    /// A new stream.
+    fn stream(&self) -> Result<Self::Stream>;
+
+    /// Copies host bytes into `dst` at `offset`.
+    fn upload(&self, stream: &mut Self::Stream, dst: &Self::Buffer, offset: u64, data: &[u8]) -> Result<()>;
+
+    /// Copies device bytes into host memory and waits for them.
+    fn download(&self, stream: &mut Self::Stream, src: &Self::Buffer, offset: u64, out: &mut [u8]) -> Result<()>;
+
+    /// Copies `bytes` from `src` to `dst` (each a buffer and a byte offset). The two are different buffers.
+    fn copy(
+        &self,
+        stream: &mut Self::Stream,
+        src: (&Self::Buffer, u64),
+        dst: (&Self::Buffer, u64),
+        bytes: u64,
+    ) -> Result<()>;
+
+    /// Sets every 32-bit word of a byte range to `word`.
+    fn fill(&self, stream: &mut Self::Stream, dst: &Self::Buffer, offset: u64, bytes: u64, word: u32) -> Result<()>;
+
+    /// Marks the work enqueued so far.
+    fn record(&self, stream: &mut Self::Stream) -> Result<Self::Event>;
+
+    /// Makes later work of `stream` wait for `event`.
+    fn wait(&self, stream: &mut Self::Stream, event: &Self::Event) -> Result<()>;
+
+    /// Whether the work before `event` has finished.
+    fn is_done(&self, event: &Self::Event) -> Result<bool>;
+
+    /// Hands everything enqueued to the device without waiting, so that work of others that is submitted later (to the
+    /// same queue or stream) sees it.
+    fn flush(&self, stream: &mut Self::Stream) -> Result<()>;
+
+    /// Waits until everything enqueued has finished, and reports what failed.
+    fn synchronize(&self, stream: &mut Self::Stream) -> Result<()>;
+
+    /// Writes tokens into pages.
+    fn append(&self, stream: &mut Self::Stream, args: &Append<'_, Self::Buffer>) -> Result<()>;
+
+    /// Copies, gathers or scatters whole records.
+    fn transfer(&self, stream: &mut Self::Stream, args: &Transfer<'_, Self::Buffer>) -> Result<()>;
+
+    /// Attends query rows over pages into states.
+    fn attend(&self, stream: &mut Self::Stream, args: &Attend<'_, Self::Buffer>) -> Result<()>;
+
+    /// Folds states into outputs.
+    fn merge(&self, stream: &mut Self::Stream, args: &Merge<'_, Self::Buffer>) -> Result<()>;
+}

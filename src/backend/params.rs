@@ -1,0 +1,216 @@
+//! The structs that host and kernels share, word for word.
+//!
+//! Uniform blocks (`…Params`) and descriptor rows (`AppendRun`, `Move`, `Tile`, `Row`, `MergeRow`). Every field is one
+//! 32-bit word. `tests/shaders.rs` compares the WGSL offsets, as naga reads them, with [`layouts`];
+//! `kernels/params.cuh` asserts the same sizes and offsets when nvcc compiles it.
+
+use bytemuck::{Pod, Zeroable};
+
+/// Declares a shared struct and lists its words for [`layouts`].
+macro_rules! shared {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $field:ident: $ty:ty = $words:literal,)* })*) => {
+        $(
+            $(#[$meta])*
+            #[repr(C)]
+            #[derive(Debug, Clone, Copy, PartialEq, Pod, Zeroable)]
+            pub struct $name { $($(#[$doc])* pub $field: $ty,)* }
+        )*
+        /// Name, size and fields (name, byte offset) of every shared struct.
+        pub fn layouts() -> Vec<(&'static str, usize, Vec<(&'static str, usize)>)> {
+            vec![$((
+                stringify!($name),
+                size_of::<$name>(),
+                vec![$((stringify!($field), std::mem::offset_of!($name, $field)),)*],
+            ),)*]
+        }
+        $( const _: () = assert!(size_of::<$name>() == 4 * (0 $(+ $words)*)); )*
+    };
+}
+
+shared! {
+    /// The page record and the arena's frame numbering: see [`record`](crate::record) for the formula.
+    RecordParams {
+        /// log2 of the tokens a page.
+        page_shift: u32 = 1,
+        /// Key and value heads.
+        kv_heads: u32 = 1,
+        /// Elements of a key row.
+        k_dim: u32 = 1,
+        /// Elements of a value row.
+        v_dim: u32 = 1,
+        /// Words of a key row.
+        k_row_words: u32 = 1,
+        /// Words of a value row.
+        v_row_words: u32 = 1,
+        /// Words from the record's start to its first value row.
+        v_base_words: u32 = 1,
+        /// Words of the record.
+        record_words: u32 = 1,
+        /// Words from one frame to the next.
+        frame_words: u32 = 1,
+        /// Index bits of a frame number; the bits above them name the slab.
+        slab_shift: u32 = 1,
+        /// [`Dtype::code`](crate::Dtype::code) of the stored elements.
+        format: u32 = 1,
+        /// Zero.
+        reserved: u32 = 1,
+    }
+    /// A strided tensor view `[row, head, element]`; all in elements.
+    ViewParams {
+        /// Elements from the start of the binding (WGSL) or of the buffer (CUDA) to the view.
+        base: u32 = 1,
+        /// Elements from one row (token or query row) to the next.
+        row: u32 = 1,
+        /// Elements from one head to the next.
+        head: u32 = 1,
+        /// Elements from one element of a head to the next.
+        element: u32 = 1,
+    }
+    /// Arguments of `append`.
+    AppendParams {
+        /// The destination.
+        record: RecordParams = 12,
+        /// K of the new tokens.
+        k: ViewParams = 4,
+        /// V of the new tokens.
+        v: ViewParams = 4,
+        /// [`Dtype::code`](crate::Dtype::code) of K's and V's elements.
+        dtype: u32 = 1,
+        /// Index of the first [`AppendRun`], in words of the descriptor buffer.
+        runs_at: u32 = 1,
+        /// Number of runs.
+        runs: u32 = 1,
+        /// 1: write the pages; 0: only count non-finite elements.
+        write: u32 = 1,
+    }
+    /// Consecutive tokens that land in consecutive slots of one frame.
+    AppendRun {
+        /// Elements from the K view's base to the run's first token.
+        k_offset: u32 = 1,
+        /// Elements from the V view's base to the run's first token.
+        v_offset: u32 = 1,
+        /// The frame written.
+        frame: u32 = 1,
+        /// Slot of the first token.
+        slot: u32 = 1,
+        /// Tokens of the run; slot + tokens ≤ page size.
+        tokens: u32 = 1,
+        /// Zero.
+        reserved: [u32; 3] = 3,
+    }
+    /// Arguments of `transfer`.
+    TransferParams {
+        /// The record that moves.
+        record: RecordParams = 12,
+        /// Words from the start of the source's binding to record 0 (records only).
+        from_base: u32 = 1,
+        /// Words from one source record to the next (records only).
+        from_stride: u32 = 1,
+        /// Words from the start of the destination's binding to record 0 (records only).
+        to_base: u32 = 1,
+        /// Words from one destination record to the next (records only).
+        to_stride: u32 = 1,
+        /// Index of the first [`Move`], in words of the descriptor buffer.
+        moves_at: u32 = 1,
+        /// Number of moves.
+        moves: u32 = 1,
+        /// Zero.
+        reserved: [u32; 2] = 2,
+    }
+    /// One record that moves: a frame number or a record index on either side.
+    Move {
+        /// Where it is.
+        from: u32 = 1,
+        /// Where it goes.
+        to: u32 = 1,
+    }
+    /// Arguments of `attend`.
+    AttendParams {
+        /// The pages read.
+        record: RecordParams = 12,
+        /// The queries `[row, q_head, k_dim]`.
+        q: ViewParams = 4,
+        /// [`Dtype::code`](crate::Dtype::code) of the queries.
+        q_dtype: u32 = 1,
+        /// Query heads.
+        q_heads: u32 = 1,
+        /// Query heads a KV head.
+        group: u32 = 1,
+        /// Tokens a split, log2.
+        split_shift: u32 = 1,
+        /// Softmax scale × log2 e.
+        scale_log2: f32 = 1,
+        /// Index of the first [`Tile`], in words of the descriptor buffer.
+        tiles_at: u32 = 1,
+        /// Number of tiles.
+        tiles: u32 = 1,
+        /// Index of the first [`Row`], in words of the descriptor buffer.
+        rows_at: u32 = 1,
+        /// Work items: the sum of the tiles' splits.
+        items: u32 = 1,
+        /// Words of a state: v_dim + 4.
+        state_words: u32 = 1,
+        /// Query vectors (row × head) that one work item may take.
+        query_tile: u32 = 1,
+        /// Items that the tiles of this call number from (0 unless the call was cut).
+        first_item: u32 = 1,
+    }
+    /// Query rows of one sequence that are attended together, over a run of splits: one work item a split.
+    Tile {
+        /// First word of the sequence's page table in the tables buffer.
+        table: u32 = 1,
+        /// First row.
+        row: u32 = 1,
+        /// Rows.
+        rows: u32 = 1,
+        /// First split (token / split length).
+        split: u32 = 1,
+        /// Splits.
+        splits: u32 = 1,
+        /// Number of the tile's first work item.
+        item: u32 = 1,
+        /// Zero.
+        reserved: [u32; 2] = 2,
+    }
+    /// One query row: what it sees and where its states go.
+    Row {
+        /// First visible token.
+        start: u32 = 1,
+        /// One past the last visible token; `start == end` when it sees nothing.
+        end: u32 = 1,
+        /// Index of the state of the row's first split.
+        state: u32 = 1,
+        /// The row's first split.
+        split: u32 = 1,
+    }
+    /// Arguments of `merge`.
+    MergeParams {
+        /// The output `[row, q_head, v_dim]`.
+        out: ViewParams = 4,
+        /// The log-sum-exp `[row, q_head]`, f32 (its `element` stride is unused).
+        lse: ViewParams = 4,
+        /// [`Dtype::code`](crate::Dtype::code) of the output.
+        out_dtype: u32 = 1,
+        /// Query heads.
+        q_heads: u32 = 1,
+        /// Elements of an output head.
+        v_dim: u32 = 1,
+        /// Words of a state: v_dim + 4.
+        state_words: u32 = 1,
+        /// Index of the first [`MergeRow`], in words of the descriptor buffer.
+        rows_at: u32 = 1,
+        /// Number of rows.
+        rows: u32 = 1,
+        /// 1 when the log-sum-exp is wanted.
+        with_lse: u32 = 1,
+        /// Zero.
+        reserved: u32 = 1,
+    }
+    /// The states that fold, in order, into one output row.
+    MergeRow {
+        /// Index of the first state.
+        state: u32 = 1,
+        /// Number of states.
+        states: u32 = 1,
+    }
+}

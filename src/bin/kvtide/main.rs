@@ -1,0 +1,2 @@
+//! The companion binary.
+fn main() {}

@@ -1,0 +1,195 @@
+//! What a model's K and V look like: layers, heads, dimensions, page size and format, validated once.
+
+use crate::{Error, Result};
+
+/// The type of one tensor element on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16.
+    F16,
+    /// The upper half of binary32.
+    Bf16,
+}
+
+impl Dtype {
+    /// All of them, in the order of their [`code`](Self::code).
+    pub const ALL: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+
+    /// Bytes of one element.
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::Bf16 => 2,
+        }
+    }
+
+    /// The number that kernels know this type by.
+    pub const fn code(self) -> u32 {
+        match self {
+            Dtype::F32 => 0,
+            Dtype::F16 => 1,
+            Dtype::Bf16 => 2,
+        }
+    }
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dtype::F32 => "f32",
+            Dtype::F16 => "f16",
+            Dtype::Bf16 => "bf16",
+        }
+    }
+}
+
+/// How a page stores its elements.
+#[non_exhaustive]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PageFormat {
+    /// 4 bytes an element.
+    F32,
+    /// 2 bytes an element.
+    F16,
+    /// 2 bytes an element.
+    Bf16,
+}
+
+impl PageFormat {
+    /// All formats.
+    pub const ALL: [PageFormat; 3] = [PageFormat::F32, PageFormat::F16, PageFormat::Bf16];
+
+    /// The element type that the page stores.
+    pub const fn dtype(self) -> Dtype {
+        match self {
+            PageFormat::F32 => Dtype::F32,
+            PageFormat::F16 => Dtype::F16,
+            PageFormat::Bf16 => Dtype::Bf16,
+        }
+    }
+
+    /// Bytes of one row (one token of one KV head) of `dim` elements.
+    pub const fn row_bytes(self, dim: u32) -> u64 {
+        dim as u64 * self.dtype().bytes()
+    }
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        self.dtype().name()
+    }
+}
+
+/// The shape of a model's KV cache.
+///
+/// ```
+/// use kvtide::{Geometry, PageFormat};
+/// let model = Geometry::new(32, 32, 8, 128).page_size(16).format(PageFormat::Bf16);
+/// assert_eq!(model.validate()?.group(), 4);
+/// assert!(Geometry::new(32, 32, 5, 128).validate().is_err());
+/// # Ok::<(), kvtide::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Geometry {
+    layers: u32,
+    q_heads: u32,
+    kv_heads: u32,
+    k_dim: u32,
+    v_dim: u32,
+    page_size: u32,
+    format: PageFormat,
+}
+
+impl Geometry {
+    /// `layers` layers of `q_heads` query heads over `kv_heads` key and value heads of `head_dim` elements, in bf16
+    /// pages of 16 tokens.
+    pub const fn new(layers: u32, q_heads: u32, kv_heads: u32, head_dim: u32) -> Self {
+        Geometry { layers, q_heads, kv_heads, k_dim: head_dim, v_dim: head_dim, page_size: 16, format: PageFormat::Bf16 }
+    }
+
+    /// Tokens a page.
+    #[must_use]
+    pub const fn page_size(mut self, tokens: u32) -> Self {
+        self.page_size = tokens;
+        self
+    }
+
+    /// How pages store their elements.
+    #[must_use]
+    pub const fn format(mut self, format: PageFormat) -> Self {
+        self.format = format;
+        self
+    }
+
+    /// Elements of a value head, where it differs from a key head.
+    #[must_use]
+    pub const fn value_dim(mut self, v_dim: u32) -> Self {
+        self.v_dim = v_dim;
+        self
+    }
+
+    /// Checks every field and gives the geometry back.
+    ///
+    /// # Errors
+    /// [`Error::Geometry`] with the first field that is wrong, its value and the rule it breaks.
+    pub fn validate(self) -> Result<Self> {
+        let field = |ok: bool, field, value: u32, rule| {
+            if ok { Ok(()) } else { Err(Error::Geometry { field, value: value.into(), rule }) }
+        };
+        let dim = |d: u32| (16..=256).contains(&d) && d % 8 == 0;
+        field((1..=1 << 16).contains(&self.layers), "layers", self.layers, "it must be 1 to 65,536")?;
+        field((1..=1 << 12).contains(&self.kv_heads), "kv_heads", self.kv_heads, "it must be 1 to 4,096")?;
+        field((1..=1 << 12).contains(&self.q_heads), "q_heads", self.q_heads, "it must be 1 to 4,096")?;
+        field(self.q_heads % self.kv_heads == 0, "q_heads", self.q_heads, "it must be a multiple of kv_heads")?;
+        field(dim(self.k_dim), "head_dim", self.k_dim, "it must be a multiple of 8 from 16 to 256")?;
+        field(dim(self.v_dim), "value_dim", self.v_dim, "it must be a multiple of 8 from 16 to 256")?;
+        let page = (8..=256).contains(&self.page_size) && self.page_size.is_power_of_two();
+        field(page, "page_size", self.page_size, "it must be a power of two from 8 to 256")?;
+        Ok(self)
+    }
+
+    /// Transformer layers with a KV cache.
+    pub const fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// Query heads.
+    pub const fn q_heads(&self) -> u32 {
+        self.q_heads
+    }
+
+    /// Key and value heads.
+    pub const fn kv_heads(&self) -> u32 {
+        self.kv_heads
+    }
+
+    /// Query heads that read the same KV head.
+    pub const fn group(&self) -> u32 {
+        self.q_heads / self.kv_heads
+    }
+
+    /// Elements of a key (and query) head.
+    pub const fn k_dim(&self) -> u32 {
+        self.k_dim
+    }
+
+    /// Elements of a value (and output) head.
+    pub const fn v_dim(&self) -> u32 {
+        self.v_dim
+    }
+
+    /// Tokens a page.
+    pub const fn page_tokens(&self) -> u32 {
+        self.page_size
+    }
+
+    /// How pages store their elements.
+    pub const fn page_format(&self) -> PageFormat {
+        self.format
+    }
+
+    /// Pages that hold `tokens` tokens of one layer.
+    pub const fn pages_for(&self, tokens: u64) -> u64 {
+        tokens.div_ceil(self.page_size as u64)
+    }
+}

@@ -1,0 +1,23 @@
+//! kvtide: a paged KV cache for language models that may be larger than the GPU, on any GPU.
+//!
+//! K and V live in fixed-size pages on the device. New tokens are written into them, attention runs straight over them
+//! in splits whose partial results merge exactly, sequences fork and share pages until one of them writes.
+//!
+//! ```text
+//! append → store (pages, tables, frames)
+//!              ↓
+//!          backend: append · transfer (copy, gather, scatter) · attend (attend, merge)
+//! ```
+#![warn(missing_docs)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+pub mod attention;
+pub mod backend;
+mod error;
+mod geometry;
+pub mod record;
+
+pub use backend::ops::View;
+pub use backend::{Backend, Caps, Device, DeviceBuffer};
+pub use error::{Error, Result};
+pub use geometry::{Dtype, Geometry, PageFormat};

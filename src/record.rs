@@ -1,0 +1,154 @@
+//! Where a byte of a page lives: the one address formula, for frames, host memory and files alike.
+//!
+//! A page is one contiguous record, HND as FlashInfer reads it too:
+//!
+//! ```text
+//! [ K: kv_head × slot × k_row ][ V: kv_head × slot × v_row ]
+//! ```
+//!
+//! so, in 32-bit words from the start of the record,
+//!
+//! ```text
+//! key(head, slot)   =          (head × page_size + slot) × k_row_words
+//! value(head, slot) = v_base + (head × page_size + slot) × v_row_words,   v_base = kv_heads × page_size × k_row_words
+//! ```
+//!
+//! and a frame `f` starts `(f & (2^slab_shift - 1)) × frame_words` words into slab `f >> slab_shift` of the arena.
+//! `shaders/record.wgsl` and `kernels/record.cuh` state the same formula over the same parameters
+//! ([`RecordParams`]); nothing else computes an address inside a page.
+
+use crate::backend::params::RecordParams;
+use crate::{Geometry, PageFormat};
+
+/// Frames start on multiples of this many bytes.
+pub const FRAME_ALIGN: u64 = 256;
+/// Records in a file start on multiples of this many bytes.
+pub const FILE_ALIGN: u64 = 4096;
+
+/// The layout of one page of a [`Geometry`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record {
+    geometry: Geometry,
+}
+
+impl Record {
+    /// The layout of this geometry's pages.
+    pub const fn new(geometry: Geometry) -> Self {
+        Record { geometry }
+    }
+
+    /// The geometry that it follows from.
+    pub const fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The format of its elements.
+    pub const fn format(&self) -> PageFormat {
+        self.geometry.page_format()
+    }
+
+    /// Bytes of one key row.
+    pub const fn k_row_bytes(&self) -> u64 {
+        self.format().row_bytes(self.geometry.k_dim())
+    }
+
+    /// Bytes of one value row.
+    pub const fn v_row_bytes(&self) -> u64 {
+        self.format().row_bytes(self.geometry.v_dim())
+    }
+
+    const fn rows(&self) -> u64 {
+        self.geometry.kv_heads() as u64 * self.geometry.page_tokens() as u64
+    }
+
+    const fn row(&self, head: u32, slot: u32) -> u64 {
+        head as u64 * self.geometry.page_tokens() as u64 + slot as u64
+    }
+
+    /// Byte offset of the key of (`head`, `slot`) in the record.
+    pub const fn key(&self, head: u32, slot: u32) -> u64 {
+        self.row(head, slot) * self.k_row_bytes()
+    }
+
+    /// Byte offset of the value of (`head`, `slot`) in the record.
+    pub const fn value(&self, head: u32, slot: u32) -> u64 {
+        self.value_base() + self.row(head, slot) * self.v_row_bytes()
+    }
+
+    /// Byte offset of the first value row.
+    pub const fn value_base(&self) -> u64 {
+        self.rows() * self.k_row_bytes()
+    }
+
+    /// Bytes of the record.
+    pub const fn bytes(&self) -> u64 {
+        self.value_base() + self.rows() * self.v_row_bytes()
+    }
+
+    /// Bytes from one frame to the next in a slab: the record rounded up to [`FRAME_ALIGN`].
+    pub const fn frame_stride(&self) -> u64 {
+        self.bytes().next_multiple_of(FRAME_ALIGN)
+    }
+
+    /// Bytes from one record to the next in a file: the record rounded up to [`FILE_ALIGN`].
+    pub const fn file_stride(&self) -> u64 {
+        self.bytes().next_multiple_of(FILE_ALIGN)
+    }
+
+    /// What kernels need to evaluate the formula, for frames numbered with `slab_shift` index bits.
+    pub fn params(&self, slab_shift: u32) -> RecordParams {
+        let words = |bytes: u64| u32::try_from(bytes / 4).expect("a validated record is far below 2^32 words");
+        RecordParams {
+            page_shift: self.geometry.page_tokens().trailing_zeros(),
+            kv_heads: self.geometry.kv_heads(),
+            k_dim: self.geometry.k_dim(),
+            v_dim: self.geometry.v_dim(),
+            k_row_words: words(self.k_row_bytes()),
+            v_row_words: words(self.v_row_bytes()),
+            v_base_words: words(self.value_base()),
+            record_words: words(self.bytes()),
+            frame_words: words(self.frame_stride()),
+            slab_shift,
+            format: self.format().dtype().code(),
+            reserved: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_tile_the_record_without_gap_or_overlap() {
+        for (heads, k_dim, v_dim, page, format) in
+            [(1, 16, 16, 8, PageFormat::F32), (8, 128, 128, 16, PageFormat::Bf16), (3, 80, 96, 64, PageFormat::F16)]
+        {
+            let geometry = Geometry::new(1, heads, heads, k_dim).value_dim(v_dim).page_size(page).format(format);
+            let record = Record::new(geometry.validate().unwrap());
+            let mut next = 0;
+            for head in 0..heads {
+                for slot in 0..page {
+                    assert_eq!(record.key(head, slot), next);
+                    next += record.k_row_bytes();
+                }
+            }
+            for head in 0..heads {
+                for slot in 0..page {
+                    assert_eq!(record.value(head, slot), next);
+                    next += record.v_row_bytes();
+                }
+            }
+            assert_eq!(record.bytes(), next);
+            assert!(record.frame_stride() >= next && record.frame_stride() % FRAME_ALIGN == 0);
+            assert!(record.file_stride() >= next && record.file_stride() % FILE_ALIGN == 0);
+        }
+    }
+
+    #[test]
+    fn the_issue_example_is_64_kib_a_page() {
+        let record = Record::new(Geometry::new(32, 32, 8, 128).validate().unwrap());
+        assert_eq!(record.bytes(), 65_536);
+        assert_eq!((record.key(0, 1), record.key(1, 0), record.value(0, 0)), (256, 4096, 32_768));
+    }
+}
