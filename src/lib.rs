@@ -15,9 +15,15 @@ pub mod attention;
 pub mod backend;
 mod error;
 mod geometry;
+mod pages;
 pub mod record;
+mod store;
 
 pub use backend::ops::View;
 pub use backend::{Backend, Caps, Device, DeviceBuffer};
 pub use error::{Error, Result};
 pub use geometry::{Dtype, Geometry, PageFormat};
+pub use store::{
+    Append, AttentionContext, ContextView, NonFinite, PagedStore, Query, Rows, Sequence, SequenceContext, Stats, StepPlan,
+    StoreConfig,
+};

@@ -51,6 +51,13 @@ macro_rules! devices {
             fn device(&self) -> DeviceId {
                 match self { $($(#[$cfg])* DeviceMemory::$variant(buffer) => buffer.device(),)* }
             }
+            fn same_memory(&self, other: &Self) -> bool {
+                match (self, other) {
+                    $($(#[$cfg])* (DeviceMemory::$variant(a), DeviceMemory::$variant(b)) => a.same_memory(b),)*
+                    #[allow(unreachable_patterns, reason = "the only variant when no backend feature is on")]
+                    _ => false,
+                }
+            }
         }
 
         $(
@@ -354,14 +361,7 @@ impl Backend for Device {
         on!(self, b => copy(b, stream, src, dst, bytes))
     }
 
-    fn fill(
-        &self,
-        stream: &mut DeviceStream,
-        dst: &DeviceMemory,
-        offset: u64,
-        bytes: u64,
-        word: u32,
-    ) -> Result<()> {
+    fn fill(&self, stream: &mut DeviceStream, dst: &DeviceMemory, offset: u64, bytes: u64, word: u32) -> Result<()> {
         on!(self, b => fill(b, stream, dst, offset, bytes, word))
     }
 

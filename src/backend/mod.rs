@@ -45,6 +45,8 @@ pub trait DeviceBuffer: Clone + fmt::Debug + Send + Sync + 'static {
     fn bytes(&self) -> u64;
     /// The device that it lives on.
     fn device(&self) -> DeviceId;
+    /// Whether the two handles name the same memory; appends from the same memory share a launch.
+    fn same_memory(&self, other: &Self) -> bool;
 }
 
 /// The operations of a backend.

@@ -331,7 +331,11 @@ impl<Buf: DeviceBuffer> Attend<'_, Buf> {
         for tile in self.tiles {
             let rows_end = u64::from(tile.row) + u64::from(tile.rows);
             if rows_end > self.rows.len() as u64 {
-                return Err(Error::Shape { what: "a tile's last row", got: rows_end, expected: self.rows.len() as u64 });
+                return Err(Error::Shape {
+                    what: "a tile's last row",
+                    got: rows_end,
+                    expected: self.rows.len() as u64,
+                });
             }
             if u64::from(tile.item) != item {
                 return Err(Error::Shape { what: "a tile's first item", got: tile.item.into(), expected: item });
@@ -389,16 +393,24 @@ impl<Buf: DeviceBuffer> Merge<'_, Buf> {
         }
         let states = self.rows.iter().map(|row| u64::from(row.state) + u64::from(row.states)).max().unwrap_or(0);
         states_fit(self.states, states, self.q_heads, self.v_dim, caps)?;
-        let (rows, heads) = (self.rows.len() as u64, u64::from(self.q_heads));
-        self.out.validate("the output", [rows, heads, self.v_dim.into()], caps)?;
-        word_aligned(self.out, "the output")?;
-        if let Some(lse) = self.lse {
-            if lse.dtype != Dtype::F32 {
-                let [got, expected] = [lse.dtype, Dtype::F32].map(|d| d.code().into());
-                return Err(Error::Shape { what: "the dtype code of the log-sum-exp", got, expected });
-            }
-            lse.validate("the log-sum-exp", [rows, heads, 1], caps)?;
-        }
-        Ok(())
+        let shape = [self.rows.len() as u64, self.q_heads.into(), self.v_dim.into()];
+        check_outputs(self.out, self.lse, shape, caps)
     }
+}
+
+/// Checks the output view `[row, q_head, v_dim]` and the log-sum-exp view `[row, q_head]` of a merge.
+pub(crate) fn check_outputs<Buf: DeviceBuffer>(
+    out: &View<Buf>,
+    lse: Option<&View<Buf>>,
+    shape: [u64; 3],
+    caps: &Caps,
+) -> Result<()> {
+    out.validate("the output", shape, caps)?;
+    word_aligned(out, "the output")?;
+    let Some(lse) = lse else { return Ok(()) };
+    if lse.dtype != Dtype::F32 {
+        let [got, expected] = [lse.dtype, Dtype::F32].map(|d| d.code().into());
+        return Err(Error::Shape { what: "the dtype code of the log-sum-exp", got, expected });
+    }
+    lse.validate("the log-sum-exp", [shape[0], shape[1], 1], caps)
 }

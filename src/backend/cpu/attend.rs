@@ -1,10 +1,10 @@
 //! `attend` and `merge`: states of splits, and their fold.
 
 use super::memory::{CpuBuffer, encode, frame, load_bits, value_of};
+use crate::Dtype;
 use crate::attention::{SPLIT, state_words};
 use crate::backend::ops::{Attend, Merge};
 use crate::backend::params::Tile;
-use crate::Dtype;
 use std::f32::consts::{LN_2, LOG2_E};
 use std::sync::atomic::{AtomicUsize, Ordering};
 

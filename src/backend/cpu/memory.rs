@@ -32,6 +32,10 @@ impl DeviceBuffer for CpuBuffer {
     fn device(&self) -> DeviceId {
         self.device
     }
+
+    fn same_memory(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.words, &other.words)
+    }
 }
 
 impl CpuBuffer {

@@ -1,0 +1,111 @@
+//! Sharing, shortening and reserving: `fork`, `fork_at`, `truncate`, `reserve`.
+
+use super::{PagedStore, Sequence};
+use crate::backend::Backend;
+use crate::pages::layer::LayerPages;
+use crate::{Error, Result};
+
+impl<B: Backend> PagedStore<B> {
+    /// A new sequence with the same tokens. All pages are shared; whoever writes to one first gets a copy.
+    ///
+    /// Reservations are not inherited.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn fork(&mut self, seq: &Sequence) -> Result<Sequence> {
+        self.reap();
+        let lens: Vec<u64> = self.layers(seq)?.iter().map(|layer| layer.len).collect();
+        self.fork_lens(seq, &lens)
+    }
+
+    /// A new sequence with the first `tokens` tokens of every layer, sharing just the pages that hold them.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], or [`Error::OffsetPastEnd`] when a layer holds fewer tokens.
+    pub fn fork_at(&mut self, seq: &Sequence, tokens: u64) -> Result<Sequence> {
+        self.reap();
+        self.check_len(seq, tokens)?;
+        let lens = vec![tokens; self.geometry().layers() as usize];
+        self.fork_lens(seq, &lens)
+    }
+
+    fn fork_lens(&mut self, seq: &Sequence, lens: &[u64]) -> Result<Sequence> {
+        let geometry = *self.geometry();
+        let mut forked = Vec::with_capacity(lens.len());
+        for (layer, &len) in self.sequences[&seq.id()].iter().zip(lens) {
+            let frames = layer.frames[..geometry.pages_for(len) as usize].to_vec();
+            frames.iter().for_each(|&frame| self.pool.frames.retain(frame));
+            let dirty = 0..frames.len();
+            forked.push(LayerPages { frames, len, dirty, ..LayerPages::default() });
+        }
+        Ok(self.insert(forked))
+    }
+
+    /// Keeps the first `tokens` tokens of every layer (rejected draft tokens go). The partial page stays.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`], or [`Error::OffsetPastEnd`] when a layer holds fewer tokens.
+    pub fn truncate(&mut self, seq: &Sequence, tokens: u64) -> Result<()> {
+        self.reap();
+        self.check_len(seq, tokens)?;
+        let keep = self.geometry().pages_for(tokens) as usize;
+        for layer in self.sequences.get_mut(&seq.id()).into_iter().flatten() {
+            layer.frames.drain(keep..).for_each(|frame| self.pool.frames.release(frame));
+            layer.dirty.end = layer.dirty.end.min(keep);
+            layer.len = tokens;
+        }
+        Ok(())
+    }
+
+    /// Claims frames, in contiguous runs where there are such, so that every layer can hold `tokens` tokens in all.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`]; [`Error::PageLimit`], and then nothing is reserved.
+    pub fn reserve(&mut self, seq: &Sequence, tokens: u64) -> Result<()> {
+        self.reap();
+        let pages = self.geometry().pages_for(tokens);
+        let missing = |layer: &LayerPages| pages.saturating_sub((layer.frames.len() + layer.reserved.len()) as u64);
+        let missing: Vec<u64> = self.layers(seq)?.iter().map(missing).collect();
+        let mut more = 0;
+        for (layer, missing) in missing.iter().enumerate() {
+            more += missing;
+            self.pool.require(more, layer)?;
+        }
+        self.pool.grow_for(more, 0)?;
+        let layers = self.sequences.get_mut(&seq.id()).into_iter().flatten();
+        for (layer, missing) in layers.zip(missing) {
+            let run = self.pool.frames.take_run(missing as u32).unwrap_or_else(|| {
+                let mut last = layer.reserved.back().or(layer.frames.last()).copied();
+                let take = |_| {
+                    last = self.pool.frames.take(last);
+                    last.expect("the pool has grown for the reservation")
+                };
+                (0..missing).map(take).collect()
+            });
+            layer.reserved.extend(run);
+        }
+        Ok(())
+    }
+
+    /// Gives back the reserved frames that no token has used, beyond what `tokens` tokens in all need.
+    ///
+    /// # Errors
+    /// [`Error::UnknownSequence`].
+    pub fn release_reservation(&mut self, seq: &Sequence, tokens: u64) -> Result<()> {
+        self.layers(seq)?;
+        let pages = self.geometry().pages_for(tokens) as usize;
+        for layer in self.sequences.get_mut(&seq.id()).into_iter().flatten() {
+            let keep = pages.saturating_sub(layer.frames.len()).min(layer.reserved.len());
+            layer.reserved.drain(keep..).for_each(|frame| self.pool.frames.release(frame));
+        }
+        Ok(())
+    }
+
+    fn check_len(&self, seq: &Sequence, offset: u64) -> Result<()> {
+        let short = self.layers(seq)?.iter().enumerate().find(|(_, pages)| pages.len < offset);
+        match short {
+            Some((layer, pages)) => Err(Error::OffsetPastEnd { layer, offset, len: pages.len }),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What a planned write enqueues: copies of shared pages, then one launch for each group of like views.
+
+use super::write::{Append, Planned};
+use super::{NonFinite, PagedStore};
+use crate::backend::ops::{self, Arena, Place, Transfer, View};
+use crate::backend::params::{AppendRun, Move};
+use crate::backend::{Backend, DeviceBuffer};
+use crate::pages::layer::Fresh;
+use crate::{Error, Result};
+
+impl<B: Backend> PagedStore<B> {
+    /// Enqueues the copies and the writes.
+    pub(super) fn enqueue(
+        &mut self,
+        layer: usize,
+        appends: &[Append<'_, B::Buffer>],
+        planned: &[Planned],
+    ) -> Result<()> {
+        let groups = self.launches(layer, appends, planned);
+        let counter = self.pool.counter()?;
+        if self.config.non_finite == NonFinite::Refuse {
+            let before = self.pool.non_finite()? as u32;
+            groups.iter().try_for_each(|launch| self.launch(launch, &counter, false))?;
+            let count = (self.pool.non_finite()? as u32).wrapping_sub(before);
+            if count > 0 {
+                return Err(Error::NonFinite { count: count.into() });
+            }
+        }
+        let moves = planned.iter().flat_map(|plan| {
+            let old = &self.sequences[&plan.id][layer].frames;
+            let copies = plan.fresh.iter().zip(&plan.frames).filter(|((_, why), _)| *why == Fresh::Copy);
+            copies.map(|((page, _), &to)| Move { from: old[*page], to })
+        });
+        let moves: Vec<Move> = moves.collect();
+        if !moves.is_empty() {
+            let arena = Arena { slabs: &self.pool.slabs, slab_shift: self.pool.frames.shift() };
+            let (from, to) = (Place::Frames(arena), Place::Frames(arena));
+            let copy = Transfer { record: self.record, from, to, moves: &moves };
+            self.pool.backend.transfer(&mut self.pool.stream, &copy)?;
+        }
+        groups.iter().try_for_each(|launch| self.launch(launch, &counter, true))
+    }
+
+    fn launch(&mut self, launch: &Launch<B::Buffer>, counter: &B::Buffer, write: bool) -> Result<()> {
+        let args = ops::Append {
+            record: self.record,
+            arena: Arena { slabs: &self.pool.slabs, slab_shift: self.pool.frames.shift() },
+            k: &launch.k,
+            v: &launch.v,
+            runs: &launch.runs,
+            non_finite: counter,
+            write,
+        };
+        self.pool.backend.append(&mut self.pool.stream, &args)
+    }
+
+    /// Groups appends whose views differ in nothing but the offset, and cuts their tokens into runs.
+    fn launches(&self, layer: usize, appends: &[Append<'_, B::Buffer>], planned: &[Planned]) -> Vec<Launch<B::Buffer>> {
+        let mut launches: Vec<Launch<B::Buffer>> = Vec::new();
+        for (append, plan) in appends.iter().zip(planned).filter(|(append, _)| append.tokens > 0) {
+            let found = launches.iter().position(|launch| launch.takes(append));
+            let at = found.unwrap_or_else(|| {
+                launches.push(Launch { k: append.k.clone(), v: append.v.clone(), runs: Vec::new() });
+                launches.len() - 1
+            });
+            let runs = self.runs(layer, append, plan, &launches[at]);
+            launches[at].runs.extend(runs);
+        }
+        launches
+    }
+
+    fn runs(
+        &self,
+        layer: usize,
+        append: &Append<'_, B::Buffer>,
+        plan: &Planned,
+        launch: &Launch<B::Buffer>,
+    ) -> Vec<AppendRun> {
+        let page_size = u64::from(self.geometry().page_tokens());
+        let old = &self.sequences[&plan.id][layer].frames;
+        let frame = |page: u64| {
+            let fresh = plan.fresh.binary_search_by_key(&(page as usize), |(page, _)| *page);
+            fresh.map_or_else(|_| old[page as usize], |at| plan.frames[at])
+        };
+        let offset = |view: &View<B::Buffer>, base: &View<B::Buffer>, token: u64| {
+            ((view.offset - base.offset) / view.dtype.bytes() + token * view.strides[0]) as u32
+        };
+        let mut runs = Vec::new();
+        let mut token = plan.start;
+        while token < plan.end {
+            let (page, slot) = (token / page_size, token % page_size);
+            let tokens = (page_size - slot).min(plan.end - token);
+            runs.push(AppendRun {
+                k_offset: offset(&append.k, &launch.k, token - plan.start),
+                v_offset: offset(&append.v, &launch.v, token - plan.start),
+                frame: frame(page),
+                slot: slot as u32,
+                tokens: tokens as u32,
+                reserved: [0; 3],
+            });
+            token += tokens;
+        }
+        runs
+    }
+}
+
+/// One launch of `append`: views at the lowest offset of their group.
+struct Launch<Buf> {
+    k: View<Buf>,
+    v: View<Buf>,
+    runs: Vec<AppendRun>,
+}
+
+impl<Buf: DeviceBuffer> Launch<Buf> {
+    /// Whether an append's views are this launch's views further on.
+    fn takes(&self, append: &Append<'_, Buf>) -> bool {
+        let further = |base: &View<Buf>, view: &View<Buf>| {
+            let reach = view.span([append.tokens.into(), 1, 1]).unwrap_or(u64::MAX);
+            base.strides == view.strides
+                && base.dtype == view.dtype
+                && base.offset <= view.offset
+                && (view.offset - base.offset) / view.dtype.bytes() + reach <= u64::from(u32::MAX >> 1)
+                && base.buffer.same_memory(&view.buffer)
+        };
+        further(&self.k, &append.k) && further(&self.v, &append.v)
+    }
+}
