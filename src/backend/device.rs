@@ -157,7 +157,9 @@ impl Device {
             "wgpu" => Ok(WgpuBackend::open()?.into()),
             #[cfg(feature = "cuda")]
             "cuda" => Ok(CudaBackend::open(0)?.into()),
+            #[cfg(not(feature = "wgpu"))]
             "wgpu" => Err(Error::Unavailable { backend: "wgpu", reason: "built without the feature `wgpu`".into() }),
+            #[cfg(not(feature = "cuda"))]
             "cuda" => Err(Error::Unavailable { backend: "cuda", reason: "built without the feature `cuda`".into() }),
             other => Err(Error::Unavailable { backend: "device", reason: format!("there is no backend `{other}`") }),
         }

@@ -1,1 +1,183 @@
-//! wip
+//! The WGSL backend: Vulkan, Metal and DX12 through wgpu.
+//!
+//! One queue a device, so streams are batches of commands (see [`WgpuStream`]) and events are submissions; a copy and a
+//! kernel do not overlap. Kernels need WebGPU's default limits and no optional feature; what a device has more of buys
+//! larger and more slabs. Errors of the device come back from the call that meets them, and from every call after it.
+
+mod adapter;
+mod append;
+mod attend;
+mod health;
+mod host;
+mod memory;
+mod pipelines;
+mod stream;
+mod transfer;
+
+#[doc(hidden)]
+pub use adapter::WORKGROUP_BYTES;
+pub use memory::{BUFFER_USAGES, WgpuBuffer};
+#[doc(hidden)]
+pub use pipelines::{ShaderVariant, shader_variants};
+pub use stream::WgpuStream;
+
+use super::ops::{Append, Attend, Merge, Transfer};
+use super::{Backend, Caps, DeviceId};
+use crate::{Error, Result};
+use ::wgpu::{Device, Limits, Queue, SubmissionIndex};
+use health::Health;
+use pipelines::Pipelines;
+use std::fmt;
+use std::sync::Arc;
+
+/// The backend's name.
+const NAME: &str = "wgpu";
+
+/// A device reached through wgpu; clones are the same device.
+#[derive(Clone)]
+pub struct WgpuBackend {
+    shared: Arc<Shared>,
+}
+
+/// What all clones and streams of a device use.
+struct Shared {
+    device: Device,
+    queue: Queue,
+    health: Health,
+    limits: Limits,
+    caps: Caps,
+    pipelines: Pipelines,
+    /// Stands in for buffers that a kernel binds and does not use.
+    spare: WgpuBuffer,
+    /// Bytes of the largest binding.
+    max_binding: u64,
+    /// What binding offsets are multiples of, at most 256.
+    align: u64,
+}
+
+impl Shared {
+    fn limit(&self, limit: &'static str, need: u64, have: u64, purpose: &'static str) -> Error {
+        Error::Limit { adapter: self.caps.adapter.clone(), limit, need, have, purpose }
+    }
+}
+
+/// An event of the wgpu backend: a submission.
+#[derive(Debug, Clone)]
+pub struct WgpuEvent {
+    device: DeviceId,
+    /// `None` when the stream had never submitted anything.
+    submission: Option<SubmissionIndex>,
+}
+
+impl fmt::Debug for WgpuBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WgpuBackend({})", self.shared.caps.adapter)
+    }
+}
+
+impl WgpuBackend {
+    /// Checks that a call may go on: the stream is this device's, and the device has not failed.
+    fn ready(&self, stream: &WgpuStream) -> Result<()> {
+        if !Arc::ptr_eq(&stream.shared, &self.shared) {
+            return Err(Error::WrongDevice { what: "the stream" });
+        }
+        self.shared.health.check()
+    }
+
+    fn ours(&self, event: &WgpuEvent) -> Result<()> {
+        if event.device == self.shared.caps.device { Ok(()) } else { Err(Error::WrongDevice { what: "the event" }) }
+    }
+}
+
+impl Backend for WgpuBackend {
+    type Buffer = WgpuBuffer;
+    type Stream = WgpuStream;
+    type Event = WgpuEvent;
+
+    fn caps(&self) -> &Caps {
+        &self.shared.caps
+    }
+
+    fn alloc(&self, label: &str, bytes: u64) -> Result<WgpuBuffer> {
+        memory::alloc(&self.shared, label, bytes)
+    }
+
+    fn stream(&self) -> Result<WgpuStream> {
+        WgpuStream::new(&self.shared)
+    }
+
+    fn upload(&self, stream: &mut WgpuStream, dst: &WgpuBuffer, offset: u64, data: &[u8]) -> Result<()> {
+        self.ready(stream)?;
+        host::upload(stream, dst, offset, data)
+    }
+
+    fn download(&self, stream: &mut WgpuStream, src: &WgpuBuffer, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.ready(stream)?;
+        host::download(stream, src, offset, out)
+    }
+
+    fn copy(
+        &self,
+        stream: &mut WgpuStream,
+        src: (&WgpuBuffer, u64),
+        dst: (&WgpuBuffer, u64),
+        bytes: u64,
+    ) -> Result<()> {
+        self.ready(stream)?;
+        host::copy(stream, src, dst, bytes)
+    }
+
+    fn fill(&self, stream: &mut WgpuStream, dst: &WgpuBuffer, offset: u64, bytes: u64, word: u32) -> Result<()> {
+        self.ready(stream)?;
+        host::fill(stream, dst, offset, bytes, word)
+    }
+
+    fn record(&self, stream: &mut WgpuStream) -> Result<WgpuEvent> {
+        self.flush(stream)?;
+        Ok(WgpuEvent { device: self.shared.caps.device, submission: stream.last.clone() })
+    }
+
+    /// Nothing to wait for: the event's work was submitted before, and the one queue keeps order.
+    fn wait(&self, stream: &mut WgpuStream, event: &WgpuEvent) -> Result<()> {
+        self.ready(stream)?;
+        self.ours(event)
+    }
+
+    fn is_done(&self, event: &WgpuEvent) -> Result<bool> {
+        self.ours(event)?;
+        match &event.submission {
+            Some(submission) => self.shared.health.is_done(&self.shared.device, submission),
+            None => Ok(true),
+        }
+    }
+
+    fn flush(&self, stream: &mut WgpuStream) -> Result<()> {
+        self.ready(stream)?;
+        stream.flush()
+    }
+
+    fn synchronize(&self, stream: &mut WgpuStream) -> Result<()> {
+        self.ready(stream)?;
+        stream.synchronize()
+    }
+
+    fn append(&self, stream: &mut WgpuStream, args: &Append<'_, WgpuBuffer>) -> Result<()> {
+        self.ready(stream)?;
+        append::append(stream, args)
+    }
+
+    fn transfer(&self, stream: &mut WgpuStream, args: &Transfer<'_, WgpuBuffer>) -> Result<()> {
+        self.ready(stream)?;
+        transfer::transfer(stream, args)
+    }
+
+    fn attend(&self, stream: &mut WgpuStream, args: &Attend<'_, WgpuBuffer>) -> Result<()> {
+        self.ready(stream)?;
+        attend::attend(stream, args)
+    }
+
+    fn merge(&self, stream: &mut WgpuStream, args: &Merge<'_, WgpuBuffer>) -> Result<()> {
+        self.ready(stream)?;
+        attend::merge(stream, args)
+    }
+}

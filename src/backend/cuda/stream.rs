@@ -1,0 +1,161 @@
+//! What is a queue of work? A stream of our own or of the caller's, its staging ring and its descriptor buffer.
+
+use super::driver::failed;
+use super::memory::CudaMemory;
+use super::staging::Staging;
+use crate::backend::{DeviceBuffer, DeviceId};
+use crate::{Error, Result};
+use cudarc::driver::{self, CudaContext, result, sys};
+use std::fmt;
+use std::sync::Arc;
+
+/// Descriptor bytes that a stream starts with; larger calls make it grow.
+const DESCRIPTOR_BYTES: u64 = 1 << 20;
+
+/// A stream of the CUDA backend.
+pub struct CudaStream {
+    raw: sys::CUstream,
+    /// Whether the stream is ours to destroy.
+    owned: bool,
+    context: Arc<CudaContext>,
+    device: DeviceId,
+    staging: Staging,
+    /// What the next kernel reads. One region is enough: stream order keeps a copy behind the kernels before it.
+    descriptors: CudaMemory,
+}
+
+// SAFETY: the driver's streams may be used on any thread; the only exception, the per-thread default stream, is the
+// caller's to keep on its thread (`CudaBackend::wrap_stream`).
+unsafe impl Send for CudaStream {}
+
+impl fmt::Debug for CudaStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CudaStream({:?}{})", self.raw, if self.owned { "" } else { ", borrowed" })
+    }
+}
+
+impl CudaStream {
+    /// A stream of its own, which does not wait for the default stream.
+    pub(super) fn new(context: &Arc<CudaContext>, device: DeviceId) -> Result<Self> {
+        context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
+        let raw = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed("cuStreamCreate"))?;
+        let stream = Self::borrowed(context, device, raw);
+        match stream {
+            Ok(mut stream) => {
+                stream.owned = true;
+                Ok(stream)
+            }
+            Err(error) => {
+                destroy(raw);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn borrowed(context: &Arc<CudaContext>, device: DeviceId, raw: sys::CUstream) -> Result<Self> {
+        let staging = Staging::new(context)?;
+        let descriptors = CudaMemory::allocate(context, device, "descriptors", DESCRIPTOR_BYTES)?;
+        Ok(CudaStream { raw, owned: false, context: Arc::clone(context), device, staging, descriptors })
+    }
+
+    /// The driver's handle, for work of the caller's own.
+    pub fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    pub(super) fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// Copies host bytes to checked device memory.
+    pub(super) fn upload(&mut self, to: sys::CUdeviceptr, data: &[u8]) -> Result<()> {
+        self.staging.upload(self.raw, to, data)
+    }
+
+    /// Puts the next kernel's descriptors, one after the other, where the returned address says.
+    pub(super) fn descriptors(&mut self, parts: &[&[u8]]) -> Result<sys::CUdeviceptr> {
+        let bytes = parts.iter().map(|part| part.len() as u64).sum::<u64>();
+        if bytes > self.descriptors.bytes() {
+            let bytes = bytes.next_power_of_two();
+            self.descriptors = CudaMemory::allocate(&self.context, self.device, "descriptors", bytes)?;
+        }
+        let mut to = self.descriptors.address();
+        for part in parts {
+            self.staging.upload(self.raw, to, part)?;
+            to += part.len() as u64;
+        }
+        Ok(self.descriptors.address())
+    }
+
+    pub(super) fn record(&mut self) -> Result<CudaEvent> {
+        let event = self.context.new_event(None).map_err(failed("cuEventCreate"))?;
+        // SAFETY: the event and the stream are live and of the same context.
+        unsafe { result::event::record(event.cu_event(), self.raw) }.map_err(failed("cuEventRecord"))?;
+        Ok(CudaEvent { event: Arc::new(event), device: self.device })
+    }
+
+    pub(super) fn wait(&mut self, event: &CudaEvent) -> Result<()> {
+        if event.device != self.device {
+            return Err(Error::WrongDevice { what: "an event" });
+        }
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: the event and the stream are live and of the same context.
+        unsafe { result::stream::wait_event(self.raw, event.event.cu_event(), flags) }
+            .map_err(failed("cuStreamWaitEvent"))
+    }
+
+    /// Linux drivers submit at once; the display driver of Windows holds work back until it is asked.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        if !cfg!(windows) {
+            return Ok(());
+        }
+        // SAFETY: the stream is live.
+        match unsafe { sys::cuStreamQuery(self.raw) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(()),
+            other => other.result().map_err(failed("cuStreamQuery")),
+        }
+    }
+
+    pub(super) fn synchronize(&mut self) -> Result<()> {
+        // SAFETY: the stream is live.
+        unsafe { result::stream::synchronize(self.raw) }.map_err(failed("cuStreamSynchronize"))
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        // What it has queued still runs: staging ring and descriptors wait for that before they are freed.
+        if self.owned && self.context.bind_to_thread().is_ok() {
+            destroy(self.raw);
+        }
+    }
+}
+
+fn destroy(stream: sys::CUstream) {
+    // SAFETY: both callers own the stream and do not use it again; the driver finishes its work first.
+    if let Err(error) = unsafe { result::stream::destroy(stream) } {
+        tracing::warn!(%error, "a stream was not destroyed");
+    }
+}
+
+/// A point in a stream.
+#[derive(Debug, Clone)]
+pub struct CudaEvent {
+    event: Arc<driver::CudaEvent>,
+    device: DeviceId,
+}
+
+impl CudaEvent {
+    /// cudarc's event, for work of the caller's own.
+    pub fn event(&self) -> &Arc<driver::CudaEvent> {
+        &self.event
+    }
+
+    pub(super) fn is_done(&self) -> Result<bool> {
+        // SAFETY: the event is live and was recorded when it was made.
+        match unsafe { sys::cuEventQuery(self.event.cu_event()) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => other.result().map(|()| true).map_err(failed("cuEventQuery")),
+        }
+    }
+}

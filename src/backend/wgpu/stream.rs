@@ -1,0 +1,248 @@
+//! How does work reach the queue? A stream collects commands in one encoder and everything that they read from the host
+//! in one buffer, and hands both over together.
+//!
+//! All host bytes of a batch (parameters, descriptors, uploads) go into the *ring*, written once before the batch is
+//! submitted. The queue keeps order, so the next batch may overwrite the ring from its start.
+
+use super::health::{device_error, scoped};
+use super::memory::{BUFFER_USAGES, Window, create_buffer};
+use super::pipelines::{Access, FIRST_SLAB, Kernel};
+use super::{NAME, Shared, WgpuBuffer};
+use crate::backend::DeviceBuffer;
+use crate::{Error, Result};
+use ::wgpu::{
+    BindGroup, BindGroupDescriptor, BindGroupEntry, BindingResource, Buffer, BufferBinding, BufferSize, BufferUsages,
+    CommandEncoder, ComputePass, ComputePassDescriptor, SubmissionIndex,
+};
+use bytemuck::Pod;
+use std::fmt;
+use std::sync::Arc;
+
+/// Bytes of a new stream's ring.
+pub(super) const RING_BYTES: u64 = 1 << 20;
+/// Room for one parameter block, and the alignment of its offset.
+const BLOCK: u64 = 256;
+/// Workgroups a dimension; `FOLD` in `shaders/params.wgsl`.
+pub(super) const FOLD: u64 = 65_535;
+
+/// A stream of the wgpu backend; dropping it hands over what is still pending.
+pub struct WgpuStream {
+    pub(super) shared: Arc<Shared>,
+    // Before the encoder, so that it is dropped first: an encoder is locked while a pass is open.
+    pass: Option<ComputePass<'static>>,
+    encoder: Option<CommandEncoder>,
+    ring: Ring,
+    /// What the ring will hold when the batch is submitted.
+    pending: Vec<u8>,
+    /// Whether the queue holds writes that no submission carries yet.
+    pub(super) written: bool,
+    /// The last submission.
+    pub(super) last: Option<SubmissionIndex>,
+    /// Where downloads land.
+    pub(super) landing: Option<Buffer>,
+}
+
+struct Ring {
+    buffer: Buffer,
+    /// Group 0 of every kernel.
+    group: BindGroup,
+}
+
+impl Ring {
+    fn new(shared: &Shared, bytes: u64) -> Result<Self> {
+        let buffer = create_buffer(&shared.device, "kvtide ring", bytes, BUFFER_USAGES | BufferUsages::UNIFORM)?;
+        let block = BufferBinding { buffer: &buffer, offset: 0, size: BufferSize::new(BLOCK) };
+        let entries = [
+            BindGroupEntry { binding: 0, resource: BindingResource::Buffer(block) },
+            BindGroupEntry { binding: 1, resource: buffer.as_entire_binding() },
+        ];
+        let layout = &shared.pipelines.call;
+        let descriptor = BindGroupDescriptor { label: Some("kvtide call"), layout, entries: &entries };
+        let group = scoped(&shared.device, || shared.device.create_bind_group(&descriptor)).map_err(device_error)?;
+        Ok(Ring { buffer, group })
+    }
+}
+
+/// What one dispatch binds and how many workgroups it has.
+pub(super) struct Dispatch<'a> {
+    pub(super) kernel: Kernel,
+    /// Group 1 from binding 0 on.
+    pub(super) buffers: &'a [Window<'a>],
+    pub(super) slabs: &'a [WgpuBuffer],
+    pub(super) grid: [u64; 3],
+}
+
+impl fmt::Debug for WgpuStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WgpuStream({} bytes pending)", self.pending.len())
+    }
+}
+
+impl Drop for WgpuStream {
+    fn drop(&mut self) {
+        if let Err(error) = self.flush() {
+            tracing::error!(%error, "a dropped stream could not hand over its work");
+        }
+    }
+}
+
+impl WgpuStream {
+    pub(super) fn new(shared: &Arc<Shared>) -> Result<Self> {
+        shared.health.check()?;
+        Ok(WgpuStream {
+            shared: shared.clone(),
+            pass: None,
+            encoder: None,
+            ring: Ring::new(shared, RING_BYTES)?,
+            pending: Vec::new(),
+            written: false,
+            last: None,
+            landing: None,
+        })
+    }
+
+    /// Ends the open pass and returns the encoder, for copies.
+    pub(super) fn encoder(&mut self) -> &mut CommandEncoder {
+        self.pass = None;
+        self.encoder.get_or_insert_with(|| self.shared.device.create_command_encoder(&Default::default()))
+    }
+
+    fn pass(&mut self) -> &mut ComputePass<'static> {
+        if self.pass.is_none() {
+            let descriptor = ComputePassDescriptor { label: Some("kvtide"), timestamp_writes: None };
+            self.pass = Some(self.encoder().begin_compute_pass(&descriptor).forget_lifetime());
+        }
+        self.pass.as_mut().expect("just opened")
+    }
+
+    /// Makes room for `bytes` bytes of one batch, at worst by submitting what is there and by a larger ring.
+    fn reserve(&mut self, bytes: u64) -> Result<()> {
+        if self.pending.len() as u64 + bytes <= self.ring.buffer.size() {
+            return Ok(());
+        }
+        self.flush()?;
+        if bytes > self.ring.buffer.size() {
+            let maximum = self.shared.max_binding;
+            if bytes > maximum {
+                let purpose = "the descriptors of one call";
+                return Err(self.shared.limit("max_storage_buffer_binding_size", bytes, maximum, purpose));
+            }
+            self.ring = Ring::new(&self.shared, bytes.next_power_of_two().min(maximum))?;
+        }
+        Ok(())
+    }
+
+    /// Puts bytes on the ring, of whose batch there must be room, and returns their offset.
+    fn push(&mut self, bytes: &[u8]) -> u64 {
+        let at = self.pending.len() as u64;
+        self.pending.extend_from_slice(bytes);
+        at
+    }
+
+    /// Records a copy of host bytes to `dst`.
+    pub(super) fn copy_from_host(&mut self, dst: &WgpuBuffer, offset: u64, data: &[u8]) -> Result<()> {
+        self.reserve(data.len() as u64)?;
+        let at = self.push(data);
+        let ring = self.ring.buffer.clone();
+        self.encoder().copy_buffer_to_buffer(&ring, at, dst.raw(), offset, data.len() as u64);
+        Ok(())
+    }
+
+    /// Records a dispatch. `params` gets the word index of each list of descriptors.
+    pub(super) fn dispatch<P: Pod, const N: usize>(
+        &mut self,
+        dispatch: &Dispatch<'_>,
+        descriptors: [&[u8]; N],
+        params: impl FnOnce([u32; N]) -> P,
+    ) -> Result<()> {
+        let grid = self.grid(dispatch.grid)?;
+        let shared = self.shared.clone();
+        let pipeline = shared.pipelines.get(&shared, dispatch.kernel, dispatch.slabs.len())?;
+        let group = bind(&shared, dispatch, &pipeline.buffers)?;
+        let words: usize = descriptors.iter().map(|rows| rows.len()).sum();
+        self.reserve(words as u64 + 2 * BLOCK)?;
+        let at = descriptors.map(|rows| (self.push(rows) / 4) as u32);
+        self.pending.resize(self.pending.len().next_multiple_of(BLOCK as usize), 0);
+        let block = self.push(bytemuck::bytes_of(&params(at)));
+        self.pending.resize(self.pending.len().next_multiple_of(BLOCK as usize), 0);
+        let call = self.ring.group.clone();
+        let pass = self.pass();
+        pass.set_pipeline(&pipeline.pipeline);
+        pass.set_bind_group(0, &call, &[block as u32]);
+        pass.set_bind_group(1, &group, &[]);
+        pass.dispatch_workgroups(grid[0], grid[1], grid[2]);
+        Ok(())
+    }
+
+    fn grid(&self, grid: [u64; 3]) -> Result<[u32; 3]> {
+        match grid.into_iter().find(|&n| n > FOLD) {
+            Some(value) => Err(Error::TooLarge { what: "the workgroups of one call", value, maximum: FOLD }),
+            None => Ok(grid.map(|n| n as u32)),
+        }
+    }
+
+    /// Hands everything recorded to the queue.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        self.pass = None;
+        let encoder = self.encoder.take();
+        let pending = std::mem::take(&mut self.pending);
+        self.shared.health.check()?;
+        if encoder.is_none() && !self.written {
+            return Ok(());
+        }
+        let (device, queue) = (&self.shared.device, &self.shared.queue);
+        let submission = scoped(device, || {
+            let commands = encoder.map(CommandEncoder::finish);
+            if !pending.is_empty() {
+                queue.write_buffer(&self.ring.buffer, 0, &pending);
+            }
+            queue.submit(commands)
+        });
+        // Work that was refused leaves buffers that later work counts on unwritten: nothing after it may pass as right.
+        self.last = Some(submission.map_err(|error| self.shared.health.fail(error))?);
+        self.written = false;
+        self.pending = pending;
+        self.pending.clear();
+        Ok(())
+    }
+
+    /// Waits until everything has finished.
+    pub(super) fn synchronize(&mut self) -> Result<()> {
+        self.flush()?;
+        match &self.last {
+            Some(last) => self.shared.health.wait(&self.shared.device, last, || true),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Folds a count of workgroups into two dimensions.
+pub(super) fn fold(count: u64) -> [u64; 2] {
+    if count <= FOLD { [count, 1] } else { [FOLD, count.div_ceil(FOLD)] }
+}
+
+fn bind(shared: &Shared, dispatch: &Dispatch<'_>, layout: &::wgpu::BindGroupLayout) -> Result<BindGroup> {
+    let spec = dispatch.kernel.spec();
+    let slabs = dispatch.slabs.iter().map(|slab| slab.whole(shared)).collect::<Result<Vec<_>>>()?;
+    let uses = || {
+        let own = dispatch.buffers.iter().zip(spec.buffers.iter().copied());
+        own.chain(slabs.iter().zip(spec.slabs.into_iter().cycle()))
+    };
+    // wgpu refuses a buffer that one dispatch reads in one binding and writes in another.
+    for (window, _) in uses().filter(|(_, access)| *access == Access::Write) {
+        if uses().any(|(other, access)| access == Access::Read && other.buffer.same_memory(window.buffer)) {
+            let format = "inputs and outputs in one buffer".to_owned();
+            return Err(Error::Unsupported { backend: NAME, operation: spec.entry, format });
+        }
+    }
+    let own = (0..).zip(dispatch.buffers.iter().map(Window::resource));
+    let spare = std::iter::repeat_with(|| shared.spare.raw().as_entire_binding());
+    let bound = slabs.iter().map(Window::resource).chain(spare);
+    let count = dispatch.kernel.slab_bindings(slabs.len());
+    let entries: Vec<_> = own
+        .chain((FIRST_SLAB..FIRST_SLAB + count).zip(bound))
+        .map(|(binding, resource)| BindGroupEntry { binding, resource })
+        .collect();
+    let descriptor = BindGroupDescriptor { label: Some(spec.entry), layout, entries: &entries };
+    scoped(&shared.device, || shared.device.create_bind_group(&descriptor)).map_err(device_error)
+}
