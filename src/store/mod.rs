@@ -222,6 +222,11 @@ impl<B: Backend> PagedStore<B> {
         self.pool.non_finite()
     }
 
+    /// Copies host bytes into device memory, in order with everything that the store enqueues.
+    pub fn upload(&mut self, dst: &B::Buffer, offset: u64, data: &[u8]) -> Result<()> {
+        self.pool.backend.upload(&mut self.pool.stream, dst, offset, data)
+    }
+
     /// Copies device memory to the host after everything that the store has enqueued, and waits for it.
     pub fn download(&mut self, src: &B::Buffer, offset: u64, out: &mut [u8]) -> Result<()> {
         self.pool.backend.download(&mut self.pool.stream, src, offset, out)

@@ -1,0 +1,62 @@
+//! Is the attention right? The same tokens through another attention, and a text's perplexity.
+
+use anyhow::{Result, ensure};
+use candle_core::DType;
+use serde::Serialize;
+
+use crate::attention::Attention;
+use crate::generate::{Answer, argmax, prefill};
+use crate::model::Model;
+
+/// How an answer compares with the reference.
+#[derive(Serialize)]
+pub(crate) struct Difference {
+    /// The first generated token for which the reference, given the same tokens before it, chooses
+    /// another.
+    pub(crate) first_other_token: Option<usize>,
+    /// How much the reference preferred its own choice there, in logits: noise of rounded keys and values turns a
+    /// choice that is closer than the largest difference below.
+    pub(crate) preference_there: Option<f32>,
+    /// Over all generated tokens and the whole vocabulary.
+    pub(crate) largest_logit_difference: f32,
+}
+
+/// Lets `reference` see the prompt and the answer and compares its logits with the answer's.
+pub(crate) fn replay(
+    model: &Model,
+    prompt: &[u32],
+    chunk: usize,
+    answer: &Answer,
+    reference: &mut dyn Attention,
+) -> Result<Difference> {
+    let mut expected = prefill(model, prompt, chunk, reference)?;
+    let mut difference = Difference { first_other_token: None, preference_there: None, largest_logit_difference: 0.0 };
+    for (index, (&token, logits)) in answer.tokens.iter().zip(&answer.logits).enumerate() {
+        let best = argmax(&expected)?;
+        if best != token && difference.first_other_token.is_none() {
+            difference.first_other_token = Some(index);
+            difference.preference_there = Some(expected[best as usize] - expected[token as usize]);
+        }
+        let gaps = logits.iter().zip(&expected).map(|(a, b)| (a - b).abs());
+        let largest = &mut difference.largest_logit_difference;
+        *largest = gaps.fold(*largest, f32::max);
+        expected = model.forward(&[token], prompt.len() + index, reference)?;
+    }
+    Ok(difference)
+}
+
+/// The perplexity of `tokens`, each predicted from those before it.
+pub(crate) fn perplexity(model: &Model, tokens: &[u32], chunk: usize, attention: &mut dyn Attention) -> Result<f64> {
+    ensure!(tokens.len() > 1, "perplexity needs two tokens or more");
+    let mut surprise = 0.0;
+    for (index, run) in tokens.chunks(chunk).enumerate() {
+        let hidden = model.hidden(run, index * chunk, attention)?;
+        let rows = model.logits(&hidden)?.to_dtype(DType::F64)?.to_vec2::<f64>()?;
+        for (logits, &next) in rows.iter().zip(&tokens[index * chunk + 1..]) {
+            let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = logits.iter().map(|x| (x - largest).exp()).sum();
+            surprise += largest + total.ln() - logits[next as usize];
+        }
+    }
+    Ok((surprise / (tokens.len() - 1) as f64).exp())
+}
