@@ -104,7 +104,15 @@ impl Geometry {
     /// `layers` layers of `q_heads` query heads over `kv_heads` key and value heads of `head_dim` elements, in bf16
     /// pages of 16 tokens.
     pub const fn new(layers: u32, q_heads: u32, kv_heads: u32, head_dim: u32) -> Self {
-        Geometry { layers, q_heads, kv_heads, k_dim: head_dim, v_dim: head_dim, page_size: 16, format: PageFormat::Bf16 }
+        Geometry {
+            layers,
+            q_heads,
+            kv_heads,
+            k_dim: head_dim,
+            v_dim: head_dim,
+            page_size: 16,
+            format: PageFormat::Bf16,
+        }
     }
 
     /// Tokens a page.
@@ -136,11 +144,16 @@ impl Geometry {
         let field = |ok: bool, field, value: u32, rule| {
             if ok { Ok(()) } else { Err(Error::Geometry { field, value: value.into(), rule }) }
         };
-        let dim = |d: u32| (16..=256).contains(&d) && d % 8 == 0;
+        let dim = |d: u32| (16..=256).contains(&d) && d.is_multiple_of(8);
         field((1..=1 << 16).contains(&self.layers), "layers", self.layers, "it must be 1 to 65,536")?;
         field((1..=1 << 12).contains(&self.kv_heads), "kv_heads", self.kv_heads, "it must be 1 to 4,096")?;
         field((1..=1 << 12).contains(&self.q_heads), "q_heads", self.q_heads, "it must be 1 to 4,096")?;
-        field(self.q_heads % self.kv_heads == 0, "q_heads", self.q_heads, "it must be a multiple of kv_heads")?;
+        field(
+            self.q_heads.is_multiple_of(self.kv_heads),
+            "q_heads",
+            self.q_heads,
+            "it must be a multiple of kv_heads",
+        )?;
         field(dim(self.k_dim), "head_dim", self.k_dim, "it must be a multiple of 8 from 16 to 256")?;
         field(dim(self.v_dim), "value_dim", self.v_dim, "it must be a multiple of 8 from 16 to 256")?;
         let page = (8..=256).contains(&self.page_size) && self.page_size.is_power_of_two();

@@ -13,6 +13,8 @@
 
 pub mod attention;
 pub mod backend;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod error;
 mod geometry;
 mod pages;
@@ -24,6 +26,10 @@ pub use backend::{Backend, Caps, Device, DeviceBuffer};
 pub use error::{Error, Result};
 pub use geometry::{Dtype, Geometry, PageFormat};
 pub use store::{
-    Append, AttentionContext, ContextView, NonFinite, PagedStore, Query, Rows, Sequence, SequenceContext, Stats, StepPlan,
-    StoreConfig,
+    Append, AttentionContext, ContextView, NonFinite, PagedStore, Query, Rows, Sequence, SequenceContext, Stats,
+    StepPlan, StoreConfig,
 };
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -140,8 +140,8 @@ mod tests {
                 }
             }
             assert_eq!(record.bytes(), next);
-            assert!(record.frame_stride() >= next && record.frame_stride() % FRAME_ALIGN == 0);
-            assert!(record.file_stride() >= next && record.file_stride() % FILE_ALIGN == 0);
+            assert!(record.frame_stride() >= next && record.frame_stride().is_multiple_of(FRAME_ALIGN));
+            assert!(record.file_stride() >= next && record.file_stride().is_multiple_of(FILE_ALIGN));
         }
     }
 

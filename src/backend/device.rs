@@ -30,6 +30,7 @@ macro_rules! devices {
 
         /// A stream of a [`Device`].
         #[derive(Debug)]
+        #[allow(clippy::large_enum_variant, reason = "a program has few streams")]
         #[non_exhaustive]
         pub enum DeviceStream {
             $($(#[$cfg])* #[allow(missing_docs, reason = "named after the backend")]

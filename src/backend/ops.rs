@@ -76,7 +76,7 @@ impl<Buf: DeviceBuffer> View<Buf> {
     fn validate_span(&self, what: &'static str, span: u64, caps: &Caps) -> Result<()> {
         on_device(&self.buffer, what, caps)?;
         let size = self.dtype.bytes();
-        if self.offset % size != 0 {
+        if !self.offset.is_multiple_of(size) {
             return Err(Error::Misaligned { what, value: self.offset, multiple: size });
         }
         let end = span.checked_mul(size).and_then(|bytes| bytes.checked_add(self.offset)).unwrap_or(u64::MAX);
@@ -99,7 +99,7 @@ fn word_aligned<Buf>(view: &View<Buf>, what: &'static str) -> Result<()> {
         return Err(Error::Shape { what: "the output's element stride", got: element, expected: 1 });
     }
     let bytes = view.dtype.bytes();
-    match [view.offset, row * bytes, head * bytes].into_iter().find(|b| b % 4 != 0) {
+    match [view.offset, row * bytes, head * bytes].into_iter().find(|b| !b.is_multiple_of(4)) {
         Some(value) => Err(Error::Misaligned { what, value, multiple: 4 }),
         None => Ok(()),
     }
@@ -119,7 +119,7 @@ pub(crate) fn range<Buf: DeviceBuffer>(
     caps: &Caps,
 ) -> Result<()> {
     on_device(buffer, what, caps)?;
-    if let Some(value) = [offset, bytes].into_iter().find(|n| n % 4 != 0) {
+    if let Some(value) = [offset, bytes].into_iter().find(|n| !n.is_multiple_of(4)) {
         return Err(Error::Misaligned { what, value, multiple: 4 });
     }
     match offset.checked_add(bytes) {
@@ -191,6 +191,7 @@ pub struct Append<'a, Buf> {
 impl<Buf: DeviceBuffer> Append<'_, Buf> {
     /// Checks shapes, ranges and devices.
     pub fn validate(&self, caps: &Caps) -> Result<()> {
+        self.record.geometry().validate()?;
         self.arena.validate(caps)?;
         range(self.non_finite, 0, 4, "the non-finite counter", caps)?;
         if self.k.dtype != self.v.dtype {
@@ -284,6 +285,7 @@ impl<Buf: DeviceBuffer> Transfer<'_, Buf> {
     /// # Errors
     /// Also when both sides are records: that is a plain [`copy`](super::Backend::copy).
     pub fn validate(&self, caps: &Caps) -> Result<()> {
+        self.record.geometry().validate()?;
         if let (Place::Records { .. }, Place::Records { .. }) = (&self.from, &self.to) {
             let format = "records to records".into();
             return Err(Error::Unsupported { backend: caps.backend, operation: "transfer", format });
@@ -318,6 +320,7 @@ pub struct Attend<'a, Buf> {
 impl<Buf: DeviceBuffer> Attend<'_, Buf> {
     /// Checks shapes, ranges and devices. Table entries are the store's to keep valid.
     pub fn validate(&self, caps: &Caps) -> Result<()> {
+        self.record.geometry().validate()?;
         self.arena.validate(caps)?;
         if !(self.scale.is_finite() && self.scale > 0.0) {
             return Err(Error::Scale { scale: self.scale });
@@ -388,7 +391,7 @@ pub struct Merge<'a, Buf> {
 impl<Buf: DeviceBuffer> Merge<'_, Buf> {
     /// Checks shapes, ranges and devices.
     pub fn validate(&self, caps: &Caps) -> Result<()> {
-        if self.v_dim == 0 || self.v_dim % 8 != 0 || self.v_dim > 256 {
+        if self.v_dim == 0 || !self.v_dim.is_multiple_of(8) || self.v_dim > 256 {
             return Err(Error::Shape { what: "v_dim (a multiple of 8)", got: self.v_dim.into(), expected: 256 });
         }
         let states = self.rows.iter().map(|row| u64::from(row.state) + u64::from(row.states)).max().unwrap_or(0);

@@ -30,8 +30,7 @@ pub(super) fn append(kernels: &Kernels, stream: &mut CudaStream, args: &Append<'
     let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.runs)])?;
     let (k, v) = (args.k.buffer.at(args.k.offset), args.v.buffer.at(args.v.offset));
     let counter = args.non_finite.address();
-    let list =
-        &mut [arg(&params), arg(&arena), arg(&descriptors), arg(&k), arg(&v), arg(&counter), arg(&parts)];
+    let list = &mut [arg(&params), arg(&arena), arg(&descriptors), arg(&k), arg(&v), arg(&counter), arg(&parts)];
     // SAFETY: the parameters of `append` in kernels/append.cu; frames, slots, views and counter were validated.
     unsafe { launch(&kernels.append, stream, u64::from(params.runs) * u64::from(parts), THREADS, list) }
 }

@@ -49,15 +49,8 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
     let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.tiles), bytemuck::cast_slice(args.rows)])?;
     let tables = args.tables.address();
     let q = args.q.buffer.at(args.q.offset);
-    let list = &mut [
-        arg(&params),
-        arg(&arena),
-        arg(&descriptors),
-        arg(&tables),
-        arg(&q),
-        arg(&states),
-        arg(&vector_tiles),
-    ];
+    let list =
+        &mut [arg(&params), arg(&arena), arg(&descriptors), arg(&tables), arg(&q), arg(&states), arg(&vector_tiles)];
     // SAFETY: the parameters of `attend_…` in kernels/attend.cu; tiles, rows, queries and states were validated, and table
     // entries are the store's to keep valid.
     unsafe { launch(function, stream, blocks, THREADS, list) }

@@ -57,9 +57,8 @@ impl Kernels {
             _ => failed("cuModuleLoadData")(error),
         };
         let module = |fatbin: &[u8]| context.load_module(Ptx::from_binary(fatbin.to_vec())).map_err(refused);
-        let function = |module: &Arc<CudaModule>, name: &str| {
-            module.load_function(name).map_err(failed("cuModuleGetFunction"))
-        };
+        let function =
+            |module: &Arc<CudaModule>, name: &str| module.load_function(name).map_err(failed("cuModuleGetFunction"));
         let attend = module(fatbin!("attend"))?;
         let by_tile = |dtype: Dtype| {
             let [a, b, c] = QUERY_TILES.map(|q| function(&attend, &format!("attend_{}_{q}", dtype.name())));

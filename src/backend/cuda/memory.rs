@@ -57,7 +57,7 @@ impl CudaMemory {
     /// Its address, where kernels access it 16 bytes at a time.
     pub(super) fn aligned(&self, what: &'static str) -> Result<sys::CUdeviceptr> {
         match self.address() {
-            address if address % 16 == 0 => Ok(address),
+            address if address.is_multiple_of(16) => Ok(address),
             value => Err(Error::Misaligned { what, value, multiple: 16 }),
         }
     }

@@ -107,7 +107,7 @@ impl CudaBackend {
     /// - They stay so until all work that was given the handle or a clone of it has finished on the device.
     /// - Nothing else writes what such work reads, or reads or writes what it writes, except in stream order.
     pub unsafe fn import(&self, address: sys::CUdeviceptr, bytes: u64) -> Result<CudaMemory> {
-        if let Some(value) = [address, bytes].into_iter().find(|n| n % 4 != 0) {
+        if let Some(value) = [address, bytes].into_iter().find(|n| !n.is_multiple_of(4)) {
             return Err(Error::Misaligned { what: "imported memory", value, multiple: 4 });
         }
         Ok(CudaMemory::borrowed(self.id(), address, bytes))

@@ -42,8 +42,11 @@ fn side(place: &Place<'_, CudaMemory>) -> Result<(ArenaArg, u32)> {
         Place::Frames(arena) => Ok((ArenaArg::new(&arena)?, 0)),
         Place::Records { buffer, offset, stride } => {
             let what = "the record stride in words";
-            let words = u32::try_from(stride / 4)
-                .map_err(|_| Error::TooLarge { what, value: stride / 4, maximum: u32::MAX.into() })?;
+            let words = u32::try_from(stride / 4).map_err(|_| Error::TooLarge {
+                what,
+                value: stride / 4,
+                maximum: u32::MAX.into(),
+            })?;
             Ok((ArenaArg::of_records(buffer.at(offset)), words))
         }
     }

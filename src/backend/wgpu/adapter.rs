@@ -1,8 +1,9 @@
 //! Which adapters are there, and what can they do?
 
 use super::health::{Health, device_error};
+use super::kernels::{MAX_SLABS, OTHER_BUFFERS};
 use super::memory::{BUFFER_USAGES, create_buffer};
-use super::pipelines::{MAX_SLABS, OTHER_BUFFERS, Pipelines};
+use super::pipelines::Pipelines;
 use super::{NAME, Shared, WgpuBackend, WgpuBuffer};
 use crate::backend::{Caps, DeviceId};
 use crate::{Error, PageFormat, Result};
@@ -57,7 +58,8 @@ impl WgpuBackend {
     pub fn adapters() -> Vec<Adapter> {
         let instance = Instance::new(InstanceDescriptor::new_without_display_handle_from_env());
         let mut adapters = pollster::block_on(instance.enumerate_adapters(Backends::all()));
-        adapters.retain(|adapter| adapter.get_downlevel_capabilities().flags.contains(DownlevelFlags::COMPUTE_SHADERS));
+        let needed = DownlevelFlags::COMPUTE_SHADERS | DownlevelFlags::SHADER_F16_IN_F32;
+        adapters.retain(|adapter| adapter.get_downlevel_capabilities().flags.contains(needed));
         adapters.sort_by_key(|adapter| match adapter.get_info().device_type {
             DeviceType::DiscreteGpu => 0,
             DeviceType::IntegratedGpu => 1,
@@ -138,18 +140,13 @@ impl WgpuBackend {
 
     /// Works on a device that the caller made, with the caller's queue.
     ///
-    /// The device's callbacks stay the caller's: call [`report_lost`](Self::report_lost) from the one for lost devices.
+    /// The device's callbacks, for its loss and for errors that no scope catches, stay the caller's.
     ///
     /// # Errors
     /// [`Error::Limit`] when its limits are too small for the kernels.
     pub fn from_device(device: Device, queue: Queue) -> Result<Self> {
         check(&device.adapter_info().name, &device.limits())?;
         Self::new(device, queue, Health::default())
-    }
-
-    /// Makes every later call fail with this message.
-    pub fn report_lost(&self, message: &str) {
-        self.shared.health.fail(message);
     }
 
     /// The device, for the caller's own work.

@@ -1,9 +1,10 @@
 //! `append`: binds K, V and the slabs, one row of workgroups a run.
 
 use super::WgpuBuffer;
+use super::dispatch::{Dispatch, FOLD, fold};
+use super::kernels::Kernel;
 use super::memory::view_window;
-use super::pipelines::Kernel;
-use super::stream::{Dispatch, FOLD, WgpuStream, fold};
+use super::stream::WgpuStream;
 use crate::Result;
 use crate::backend::ops::{Append, View};
 use crate::backend::params::{AppendParams, AppendRun};

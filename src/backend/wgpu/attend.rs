@@ -2,9 +2,10 @@
 
 use super::WgpuBuffer;
 use super::adapter::QUERY_TILE;
+use super::dispatch::{Dispatch, fold};
+use super::kernels::Kernel;
 use super::memory::view_window;
-use super::pipelines::Kernel;
-use super::stream::{Dispatch, WgpuStream, fold};
+use super::stream::WgpuStream;
 use crate::attention::{SPLIT, state_words};
 use crate::backend::ops::{Attend, Merge};
 use crate::backend::params::{AttendParams, MergeParams, ViewParams};

@@ -1,9 +1,10 @@
 //! How do bytes get from the host to the device, within it, and back?
 
+use super::dispatch::{Dispatch, FOLD};
 use super::health::{device_error, scoped};
+use super::kernels::Kernel;
 use super::memory::create_buffer;
-use super::pipelines::Kernel;
-use super::stream::{Dispatch, FOLD, RING_BYTES, WgpuStream};
+use super::stream::{RING_BYTES, WgpuStream};
 use super::{NAME, WgpuBuffer};
 use crate::backend::DeviceBuffer;
 use crate::backend::ops::range;

@@ -107,7 +107,7 @@ impl WgpuBackend {
             let format = format!("a buffer without {missing:?}");
             return Err(Error::Unsupported { backend: NAME, operation: "import", format });
         }
-        if buffer.size() == 0 || buffer.size() % 4 != 0 {
+        if buffer.size() == 0 || !buffer.size().is_multiple_of(4) {
             return Err(Error::Misaligned { what: "the size of a buffer", value: buffer.size(), multiple: 4 });
         }
         Ok(WgpuBuffer::new(buffer, self.shared.caps.device))

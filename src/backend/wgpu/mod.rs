@@ -7,18 +7,22 @@
 mod adapter;
 mod append;
 mod attend;
+mod dispatch;
 mod health;
 mod host;
+mod kernels;
 mod memory;
 mod pipelines;
 mod stream;
 mod transfer;
 
+/// The version of wgpu that this crate is built on: its types are in this module's signatures.
+pub use ::wgpu;
 #[doc(hidden)]
 pub use adapter::WORKGROUP_BYTES;
-pub use memory::{BUFFER_USAGES, WgpuBuffer};
 #[doc(hidden)]
-pub use pipelines::{ShaderVariant, shader_variants};
+pub use kernels::{ShaderVariant, shader_variants};
+pub use memory::{BUFFER_USAGES, WgpuBuffer};
 pub use stream::WgpuStream;
 
 use super::ops::{Append, Attend, Merge, Transfer};

@@ -4,12 +4,11 @@
 //! All host bytes of a batch (parameters, descriptors, uploads) go into the *ring*, written once before the batch is
 //! submitted. The queue keeps order, so the next batch may overwrite the ring from its start.
 
+use super::dispatch::Dispatch;
 use super::health::{device_error, scoped};
-use super::memory::{BUFFER_USAGES, Window, create_buffer};
-use super::pipelines::{Access, FIRST_SLAB, Kernel};
-use super::{NAME, Shared, WgpuBuffer};
-use crate::backend::DeviceBuffer;
-use crate::{Error, Result};
+use super::memory::{BUFFER_USAGES, create_buffer};
+use super::{Shared, WgpuBuffer};
+use crate::Result;
 use ::wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, BindingResource, Buffer, BufferBinding, BufferSize, BufferUsages,
     CommandEncoder, ComputePass, ComputePassDescriptor, SubmissionIndex,
@@ -22,8 +21,6 @@ use std::sync::Arc;
 pub(super) const RING_BYTES: u64 = 1 << 20;
 /// Room for one parameter block, and the alignment of its offset.
 const BLOCK: u64 = 256;
-/// Workgroups a dimension; `FOLD` in `shaders/params.wgsl`.
-pub(super) const FOLD: u64 = 65_535;
 
 /// A stream of the wgpu backend; dropping it hands over what is still pending.
 pub struct WgpuStream {
@@ -61,15 +58,6 @@ impl Ring {
         let group = scoped(&shared.device, || shared.device.create_bind_group(&descriptor)).map_err(device_error)?;
         Ok(Ring { buffer, group })
     }
-}
-
-/// What one dispatch binds and how many workgroups it has.
-pub(super) struct Dispatch<'a> {
-    pub(super) kernel: Kernel,
-    /// Group 1 from binding 0 on.
-    pub(super) buffers: &'a [Window<'a>],
-    pub(super) slabs: &'a [WgpuBuffer],
-    pub(super) grid: [u64; 3],
 }
 
 impl fmt::Debug for WgpuStream {
@@ -155,10 +143,10 @@ impl WgpuStream {
         descriptors: [&[u8]; N],
         params: impl FnOnce([u32; N]) -> P,
     ) -> Result<()> {
-        let grid = self.grid(dispatch.grid)?;
+        let [x, y, z] = dispatch.workgroups()?;
         let shared = self.shared.clone();
         let pipeline = shared.pipelines.get(&shared, dispatch.kernel, dispatch.slabs.len())?;
-        let group = bind(&shared, dispatch, &pipeline.buffers)?;
+        let group = dispatch.bind(&shared, &pipeline.buffers)?;
         let words: usize = descriptors.iter().map(|rows| rows.len()).sum();
         self.reserve(words as u64 + 2 * BLOCK)?;
         let at = descriptors.map(|rows| (self.push(rows) / 4) as u32);
@@ -170,15 +158,8 @@ impl WgpuStream {
         pass.set_pipeline(&pipeline.pipeline);
         pass.set_bind_group(0, &call, &[block as u32]);
         pass.set_bind_group(1, &group, &[]);
-        pass.dispatch_workgroups(grid[0], grid[1], grid[2]);
+        pass.dispatch_workgroups(x, y, z);
         Ok(())
-    }
-
-    fn grid(&self, grid: [u64; 3]) -> Result<[u32; 3]> {
-        match grid.into_iter().find(|&n| n > FOLD) {
-            Some(value) => Err(Error::TooLarge { what: "the workgroups of one call", value, maximum: FOLD }),
-            None => Ok(grid.map(|n| n as u32)),
-        }
     }
 
     /// Hands everything recorded to the queue.
@@ -214,35 +195,4 @@ impl WgpuStream {
             None => Ok(()),
         }
     }
-}
-
-/// Folds a count of workgroups into two dimensions.
-pub(super) fn fold(count: u64) -> [u64; 2] {
-    if count <= FOLD { [count, 1] } else { [FOLD, count.div_ceil(FOLD)] }
-}
-
-fn bind(shared: &Shared, dispatch: &Dispatch<'_>, layout: &::wgpu::BindGroupLayout) -> Result<BindGroup> {
-    let spec = dispatch.kernel.spec();
-    let slabs = dispatch.slabs.iter().map(|slab| slab.whole(shared)).collect::<Result<Vec<_>>>()?;
-    let uses = || {
-        let own = dispatch.buffers.iter().zip(spec.buffers.iter().copied());
-        own.chain(slabs.iter().zip(spec.slabs.into_iter().cycle()))
-    };
-    // wgpu refuses a buffer that one dispatch reads in one binding and writes in another.
-    for (window, _) in uses().filter(|(_, access)| *access == Access::Write) {
-        if uses().any(|(other, access)| access == Access::Read && other.buffer.same_memory(window.buffer)) {
-            let format = "inputs and outputs in one buffer".to_owned();
-            return Err(Error::Unsupported { backend: NAME, operation: spec.entry, format });
-        }
-    }
-    let own = (0..).zip(dispatch.buffers.iter().map(Window::resource));
-    let spare = std::iter::repeat_with(|| shared.spare.raw().as_entire_binding());
-    let bound = slabs.iter().map(Window::resource).chain(spare);
-    let count = dispatch.kernel.slab_bindings(slabs.len());
-    let entries: Vec<_> = own
-        .chain((FIRST_SLAB..FIRST_SLAB + count).zip(bound))
-        .map(|(binding, resource)| BindGroupEntry { binding, resource })
-        .collect();
-    let descriptor = BindGroupDescriptor { label: Some(spec.entry), layout, entries: &entries };
-    scoped(&shared.device, || shared.device.create_bind_group(&descriptor)).map_err(device_error)
 }

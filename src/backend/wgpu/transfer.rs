@@ -1,8 +1,9 @@
 //! `transfer`: copies, gathers and scatters records, one row of workgroups a move.
 
+use super::dispatch::{Dispatch, FOLD, fold};
+use super::kernels::Kernel;
 use super::memory::Window;
-use super::pipelines::Kernel;
-use super::stream::{Dispatch, FOLD, WgpuStream, fold};
+use super::stream::WgpuStream;
 use super::{Shared, WgpuBuffer};
 use crate::backend::DeviceBuffer;
 use crate::backend::ops::{Arena, Place, Transfer, split_frame};

@@ -3,6 +3,8 @@
 mod model;
 mod refusals;
 
+pub(super) use refusals::foreign_memory;
+
 use super::Cases;
 use super::check::{Failure, Measure, Verdict};
 use super::values::{self, Rng, Tensor, element};
@@ -26,9 +28,7 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     add(5_000, "non-finite values kept or refused", refusals::non_finite);
     add(5_000, "preflight", refusals::preflight);
     add(1, "an unaddressable pool", |backend, _| refusals::unaddressable_pool(backend));
-    add(500_000, "random operations against a naive model", |backend, format| {
-        model::drive(backend, format, 1, 400)
-    });
+    add(500_000, "random operations against a naive model", |backend, format| model::drive(backend, format, 1, 400));
     add(4_000_000, "thousands of random operations against a naive model", |backend, format| {
         (2..6).try_fold(measure_zero(String::new()), |_, seed| model::drive(backend, format, seed, 1500))
     });

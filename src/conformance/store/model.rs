@@ -4,8 +4,8 @@
 //! or plans: from the lists alone it says how many pages must be held and which calls must be refused.
 
 use super::super::check::{Failure, Verdict};
-use super::{attend_bits, context_bits, measure_zero, upload};
 use super::super::values::{Rng, Tensor, convert};
+use super::{attend_bits, context_bits, measure_zero, upload};
 use crate::attention::reference;
 use crate::store::{Append, PagedStore, Rows, Sequence, StoreConfig};
 use crate::{Backend, Dtype, Error, Geometry, PageFormat, View};
@@ -40,7 +40,7 @@ struct Driver<'a, B: Backend> {
 }
 
 /// Sends `steps` random operations to a small store and to the model; any difference ends the run.
-pub fn drive<B: Backend>(backend: &B, format: PageFormat, seed: u64, steps: usize) -> Verdict {
+pub(super) fn drive<B: Backend>(backend: &B, format: PageFormat, seed: u64, steps: usize) -> Verdict {
     let limit = 24;
     let geometry = Geometry::new(LAYERS as u32, 4, 2, 16).value_dim(24).page_size(PAGE as u32).format(format);
     let config = StoreConfig { step_pages: 3, page_limit: Some(limit), ..StoreConfig::default() };

@@ -1,8 +1,8 @@
 //! Is bad input refused with its own error, and the store left as it was?
 
 use super::super::check::{Failure, Verdict};
-use super::{attend_bits, context_bits, measure_zero, small, tokens, view, write};
 use super::super::values::Tensor;
+use super::{attend_bits, context_bits, measure_zero, small, tokens, view, write};
 use crate::store::{Append, NonFinite, PagedStore, Query, Rows, StoreConfig};
 use crate::{Backend, Dtype, Error, Geometry, PageFormat, View};
 
@@ -80,7 +80,7 @@ pub(super) fn bad_input<B: Backend>(backend: &B, format: PageFormat) -> Verdict 
 }
 
 /// Memory of another device of the same kind is refused. `other` is a second opening of the backend.
-pub(super) fn foreign_memory<B: Backend>(backend: &B, other: &B) -> Verdict {
+pub(in super::super) fn foreign_memory<B: Backend>(backend: &B, other: &B) -> Verdict {
     let mut store = small(backend, PageFormat::F32, 8)?;
     let mut theirs = small(other, PageFormat::F32, 8)?;
     let seq = store.begin();

@@ -1,0 +1,378 @@
+// attend: what does each query row see in one split of its pages? A state for each row and query head.
+//
+// One block takes a work item (a tile's rows and one split), one KV head and up to Q query vectors (row × head):
+//   1. scores: eight threads share a key row and fold their parts of the dot product;
+//   2. softmax: a warp finds a vector's maximum, its weights and their sum;
+//   3. values: sixteen groups of eight threads each take every sixteenth run of four tokens; the groups are then folded.
+// What is added in which order depends on a token's place in its split alone, and every step that rounds is spelled out,
+// so neither the other vectors of the block nor Q change a bit of a state (contract C1). K and V are read once a block.
+#include <cfloat>
+#include <cuda_fp16.h>
+#include "numeric.cuh"
+#include "record.cuh"
+
+namespace {
+
+constexpr int SPLIT = 256;
+constexpr int THREADS = 128;
+constexpr int WARPS = THREADS / 32;
+constexpr int LANES = 8;                        // threads that share a row
+constexpr int GROUPS = THREADS / LANES;         // such groups in a block
+constexpr int TOKENS = 4;                       // consecutive tokens that a group takes at a time
+constexpr int ROUNDS = SPLIT / (GROUPS * TOKENS);
+constexpr int CHUNK = 8;                        // consecutive elements of a row that a thread takes at a time
+constexpr int MAX_DIM = 256;
+constexpr int MAX_PAGES = SPLIT / 8;
+constexpr u32 ALL = 0xffffffff;
+
+// A query vector: where its elements and its state are, and the tokens of the split that it sees.
+struct Vector {
+    u64 q, state;
+    int from, to;
+};
+
+template <int Q>
+struct alignas(16) Shared {
+    // Elements 0 to 3 and 4 to 7 of every chunk apart, so that eight threads read without bank conflicts.
+    float4 q[Q][2][MAX_DIM / CHUNK];
+    // Scores, then weights. Four words of padding for the same reason.
+    float scores[Q][SPLIT + 4];
+    float partial[WARPS][Q][LANES * CHUNK];
+    u64 frames[MAX_PAGES];
+    Vector vectors[Q];
+};
+
+// Eight elements of a row, as they are stored.
+template <u32 FORMAT>
+struct Chunk {
+    static constexpr int UNITS = FORMAT == F32 ? 2 : 1;
+    static constexpr u32 BYTES = 16 * UNITS;
+    uint4 units[UNITS];
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < UNITS; ++i) units[i] = make_uint4(0, 0, 0, 0);
+    }
+
+    __device__ __forceinline__ void load(u64 at) {
+#pragma unroll
+        for (int i = 0; i < UNITS; ++i) units[i] = __ldg(reinterpret_cast<const uint4*>(at) + i);
+    }
+
+    __device__ __forceinline__ void decode(float (&x)[CHUNK]) const {
+#pragma unroll
+        for (int i = 0; i < UNITS; ++i) {
+            const u32 words[4] = {units[i].x, units[i].y, units[i].z, units[i].w};
+#pragma unroll
+            for (int w = 0; w < 4; ++w) {
+                if constexpr (FORMAT == F32) {
+                    x[4 * i + w] = __uint_as_float(words[w]);
+                } else if constexpr (FORMAT == F16) {
+                    x[2 * w] = __half2float(__ushort_as_half(u16(words[w])));
+                    x[2 * w + 1] = __half2float(__ushort_as_half(u16(words[w] >> 16)));
+                } else {
+                    x[2 * w] = __uint_as_float(words[w] << 16);
+                    x[2 * w + 1] = __uint_as_float(words[w] & 0xffff0000);
+                }
+            }
+        }
+    }
+};
+
+// Adds `N` values of every thread to those of the thread `MASK` lanes away, then `MASK / 2` … `LAST`. With each step a
+// thread keeps the half of the values that its lane's bit says, until one is left.
+template <int N, int MASK, int LAST>
+__device__ __forceinline__ void fold(float* x, u32 lane) {
+    constexpr int HALF = N > 1 ? N / 2 : 1;
+    if constexpr (N > 1) {
+        const bool upper = lane & MASK;
+#pragma unroll
+        for (int i = 0; i < HALF; ++i) {
+            const float keep = upper ? x[i + HALF] : x[i];
+            const float give = upper ? x[i] : x[i + HALF];
+            x[i] = __fadd_rn(keep, __shfl_xor_sync(ALL, give, MASK));
+        }
+    } else {
+        x[0] = __fadd_rn(x[0], __shfl_xor_sync(ALL, x[0], MASK));
+    }
+    if constexpr (MASK > LAST) fold<HALF, MASK / 2, LAST>(x, lane);
+}
+
+__device__ __forceinline__ float load_element(u64 base, u64 index, u32 dtype) {
+    const u32 bits = dtype == F32 ? __ldg(reinterpret_cast<const u32*>(base) + index)
+                                  : __ldg(reinterpret_cast<const u16*>(base) + index);
+    return __uint_as_float(to_f32(bits, dtype));
+}
+
+// The tile that a work item belongs to: the last one whose first item is not above it.
+__device__ __forceinline__ const Tile& tile_of(const Tile* tiles, u32 count, u32 item) {
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        const u32 middle = low + (high - low) / 2;
+        if (tiles[middle].item <= item) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return tiles[low];
+}
+
+// Query vector `index` (row × head) of a tile, seen from the split that starts at token `first`.
+__device__ __forceinline__ Vector vector_of(const AttendParams& p, const Row* rows, const Tile& tile, u32 kv_head,
+                                            u32 split, u64 index) {
+    Vector vector = {0, 0, 0, 0};
+    const u64 at = index / p.group;
+    if (at >= tile.rows) return vector;
+    const u32 row_index = tile.row + u32(at);
+    const Row row = rows[row_index];
+    const u32 head = kv_head * p.group + u32(index % p.group);
+    const u32 first = split * SPLIT;
+    vector.from = row.start > first ? int(min(row.start - first, u32(SPLIT))) : 0;
+    vector.to = row.end > first ? int(min(row.end - first, u32(SPLIT))) : 0;
+    vector.q = u64(p.q.base) + u64(row_index) * p.q.row + u64(head) * p.q.head;
+    vector.state = (u64(row.state + split - row.split) * p.q_heads + head) * p.state_words;
+    return vector;
+}
+
+// Tokens of the split, by the vectors that see them.
+struct Span {
+    int from = SPLIT, to = 0;          // some vector
+    int all_from = 0, all_to = SPLIT;  // every vector that sees any
+};
+
+template <int Q>
+__device__ __forceinline__ Span span_of(const Shared<Q>& shared) {
+    Span span;
+#pragma unroll
+    for (int j = 0; j < Q; ++j) {
+        const int from = shared.vectors[j].from, to = shared.vectors[j].to;
+        if (from >= to) continue;
+        span.from = min(span.from, from);
+        span.to = max(span.to, to);
+        span.all_from = max(span.all_from, from);
+        span.all_to = min(span.all_to, to);
+    }
+    return span;
+}
+
+// The first of the four tokens that this thread's group takes in a round.
+__device__ __forceinline__ int first_token(int round) {
+    return (round * GROUPS + int(threadIdx.x) / LANES) * TOKENS;
+}
+
+template <u32 FORMAT, int Q>
+__device__ __forceinline__ void find_scores(const AttendParams& p, Shared<Q>& shared, const Span& span, u32 kv_head) {
+    const u32 part = threadIdx.x % LANES;
+    const u32 mask = (1u << p.record.page_shift) - 1;
+    const u64 row_bytes = 4ull * p.record.k_row_words;
+    for (int round = 0; round < ROUNDS; ++round) {
+        // The same for the whole warp, because its threads exchange values below.
+        const int warp_first = (round * WARPS + int(threadIdx.x) / 32) * 4 * TOKENS;
+        if (warp_first + 4 * TOKENS <= span.from || warp_first >= span.to) continue;
+        const int token = first_token(round);
+        const u64 row = shared.frames[token >> p.record.page_shift] + key_at(p.record, kv_head, token & mask);
+        float dots[TOKENS][Q] = {};
+        for (u32 chunk = part; chunk * CHUNK < p.record.k_dim; chunk += LANES) {
+            Chunk<FORMAT> stored[TOKENS];
+#pragma unroll
+            for (int t = 0; t < TOKENS; ++t) {
+                stored[t].clear();
+                if (token + t >= span.from && token + t < span.to)
+                    stored[t].load(row + t * row_bytes + chunk * Chunk<FORMAT>::BYTES);
+            }
+            float k[TOKENS][CHUNK];
+#pragma unroll
+            for (int t = 0; t < TOKENS; ++t) stored[t].decode(k[t]);
+#pragma unroll
+            for (int j = 0; j < Q; ++j) {
+                const float4 low = shared.q[j][0][chunk], high = shared.q[j][1][chunk];
+                const float q[CHUNK] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+                for (int t = 0; t < TOKENS; ++t) {
+#pragma unroll
+                    for (int e = 0; e < CHUNK; ++e) dots[t][j] = __fmaf_rn(q[e], k[t][e], dots[t][j]);
+                }
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < TOKENS; ++t) fold<Q, LANES / 2, 1>(dots[t], threadIdx.x);
+        // Vector j is now whole in the threads whose leading lane bits are j.
+        constexpr u32 COPIES = LANES / Q;
+        if (part % COPIES == 0) {
+            float* to = &shared.scores[part / COPIES][token];
+            *reinterpret_cast<float4*>(to) =
+                make_float4(__fmul_rn(dots[0][0], p.scale_log2), __fmul_rn(dots[1][0], p.scale_log2),
+                            __fmul_rn(dots[2][0], p.scale_log2), __fmul_rn(dots[3][0], p.scale_log2));
+        }
+    }
+}
+
+template <int Q>
+__device__ __forceinline__ void find_weights(const AttendParams& p, Shared<Q>& shared, float* states) {
+    const int lane = threadIdx.x % 32;
+    for (int j = threadIdx.x / 32; j < Q; j += WARPS) {
+        const Vector vector = shared.vectors[j];
+        float score[SPLIT / 32];
+        float m = -FLT_MAX;
+#pragma unroll
+        for (int i = 0; i < SPLIT / 32; ++i) {
+            const int token = lane + 32 * i;
+            score[i] = token >= vector.from && token < vector.to ? shared.scores[j][token] : -FLT_MAX;
+            m = fmaxf(m, score[i]);
+        }
+#pragma unroll
+        for (int mask = 16; mask > 0; mask /= 2) m = fmaxf(m, __shfl_xor_sync(ALL, m, mask));
+        float l = 0;
+#pragma unroll
+        for (int i = 0; i < SPLIT / 32; ++i) {
+            const int token = lane + 32 * i;
+            const bool seen = token >= vector.from && token < vector.to;
+            const float weight = seen ? exp2f(__fsub_rn(score[i], m)) : 0.0f;
+            shared.scores[j][token] = weight;
+            l = __fadd_rn(l, weight);
+        }
+        fold<1, 16, 1>(&l, lane);
+        if (lane == 0 && vector.from < vector.to) {
+            *reinterpret_cast<float4*>(states + vector.state + p.record.v_dim) = make_float4(m, l, 0, 0);
+        }
+    }
+}
+
+template <u32 FORMAT, int Q>
+__device__ __forceinline__ void find_values(const AttendParams& p, Shared<Q>& shared, const Span& span, u32 kv_head,
+                                            float* states) {
+    constexpr u32 COLUMNS = LANES * CHUNK;
+    const u32 lane = threadIdx.x % 32, part = threadIdx.x % LANES;
+    const u32 mask = (1u << p.record.page_shift) - 1;
+    const u64 row_bytes = 4ull * p.record.v_row_words;
+    for (u32 column = 0; column < p.record.v_dim; column += COLUMNS) {
+        const u32 first = column + part * CHUNK;
+        float o[Q][CHUNK] = {};
+        if (first < p.record.v_dim) {
+            for (int round = 0; round < ROUNDS; ++round) {
+                const int token = first_token(round);
+                if (token + TOKENS <= span.from || token >= span.to) continue;
+                const u64 row = shared.frames[token >> p.record.page_shift] +
+                                value_at(p.record, kv_head, token & mask) + first / CHUNK * Chunk<FORMAT>::BYTES;
+                if (token >= span.all_from && token + TOKENS <= span.all_to) {
+                    Chunk<FORMAT> stored[TOKENS];
+#pragma unroll
+                    for (int t = 0; t < TOKENS; ++t) stored[t].load(row + t * row_bytes);
+#pragma unroll
+                    for (int t = 0; t < TOKENS; ++t) {
+                        float v[CHUNK];
+                        stored[t].decode(v);
+#pragma unroll
+                        for (int j = 0; j < Q; ++j) {
+                            const float weight = shared.scores[j][token + t];
+#pragma unroll
+                            for (int e = 0; e < CHUNK; ++e) o[j][e] = __fmaf_rn(weight, v[e], o[j][e]);
+                        }
+                    }
+                    continue;
+                }
+                // Some vector does not see some of these tokens: a weight of zero would not do, since what is stored
+                // there may be infinite or NaN.
+                for (int t = 0; t < TOKENS; ++t) {
+                    if (token + t < span.from || token + t >= span.to) continue;
+                    Chunk<FORMAT> stored;
+                    stored.load(row + t * row_bytes);
+                    float v[CHUNK];
+                    stored.decode(v);
+#pragma unroll
+                    for (int j = 0; j < Q; ++j) {
+                        if (token + t < shared.vectors[j].from || token + t >= shared.vectors[j].to) continue;
+                        const float weight = shared.scores[j][token + t];
+#pragma unroll
+                        for (int e = 0; e < CHUNK; ++e) o[j][e] = __fmaf_rn(weight, v[e], o[j][e]);
+                    }
+                }
+            }
+        }
+        // The four groups of the warp: two elements are left in each thread.
+        const u32 element = (lane & 16 ? 4 : 0) + (lane & 8 ? 2 : 0);
+#pragma unroll
+        for (int j = 0; j < Q; ++j) {
+            fold<CHUNK, 16, 8>(o[j], lane);
+            float* to = &shared.partial[threadIdx.x / 32][j][part * CHUNK + element];
+            *reinterpret_cast<float2*>(to) = make_float2(o[j][0], o[j][1]);
+        }
+        __syncthreads();
+        for (u32 i = threadIdx.x; i < Q * COLUMNS; i += THREADS) {
+            const u32 j = i / COLUMNS, at = i % COLUMNS;
+            const Vector& vector = shared.vectors[j];
+            if (column + at < p.record.v_dim && vector.from < vector.to) {
+                float sum = shared.partial[0][j][at];
+#pragma unroll
+                for (int warp = 1; warp < WARPS; ++warp) sum = __fadd_rn(sum, shared.partial[warp][j][at]);
+                states[vector.state + column + at] = sum;
+            }
+        }
+        __syncthreads();
+    }
+}
+
+// Block `work` of the call: vectors, KV head and item, the fastest first, so that blocks that read the same pages run
+// together.
+template <u32 FORMAT, int Q>
+__device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena, Shared<Q>& shared,
+                                       const u32* descriptors, const u32* tables, u64 q, float* states,
+                                       u32 vector_tiles, u64 work) {
+    const u32 vector_tile = u32(work % vector_tiles);
+    const u32 kv_head = u32(work / vector_tiles % p.record.kv_heads);
+    const u32 item = p.first_item + u32(work / vector_tiles / p.record.kv_heads);
+    const Tile tile = tile_of(reinterpret_cast<const Tile*>(descriptors + p.tiles_at), p.tiles, item);
+    const u32 split = tile.split + (item - tile.item);
+    if (threadIdx.x < Q) {
+        const Row* rows = reinterpret_cast<const Row*>(descriptors + p.rows_at);
+        const u64 index = u64(vector_tile) * Q + threadIdx.x;
+        shared.vectors[threadIdx.x] = vector_of(p, rows, tile, kv_head, split, index);
+    }
+    __syncthreads();
+    const Span span = span_of(shared);
+    if (span.from >= span.to) return;
+    if (threadIdx.x < SPLIT >> p.record.page_shift) {
+        const int page = threadIdx.x, first = page << p.record.page_shift;
+        const bool seen = first < span.to && first + (1 << p.record.page_shift) > span.from;
+        const u64 entry = u64(tile.table) + (u64(split) * SPLIT >> p.record.page_shift) + page;
+        shared.frames[page] = seen ? frame_at(arena, p.record, __ldg(tables + entry)) : 0;
+    }
+    for (u32 i = threadIdx.x; i < Q * p.record.k_dim; i += THREADS) {
+        const u32 j = i / p.record.k_dim, d = i % p.record.k_dim;
+        const Vector& vector = shared.vectors[j];
+        const bool live = vector.from < vector.to;
+        const float x = live ? load_element(q, vector.q + u64(d) * p.q.element, p.q_dtype) : 0.0f;
+        reinterpret_cast<float*>(&shared.q[j][d % CHUNK / 4][d / CHUNK])[d % 4] = x;
+    }
+    __syncthreads();
+    find_scores<FORMAT, Q>(p, shared, span, kv_head);
+    __syncthreads();
+    find_weights<Q>(p, shared, states);
+    __syncthreads();
+    find_values<FORMAT, Q>(p, shared, span, kv_head, states);
+}
+
+}  // namespace
+
+#define ATTEND(NAME, FORMAT, Q)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS, Q == 8 ? 3 : 4)                                              \
+        NAME(const __grid_constant__ AttendParams p, const __grid_constant__ Arena arena, const u32* descriptors,      \
+             const u32* tables, const u64 q, float* states, const u32 vector_tiles) {                                  \
+        __shared__ Shared<Q> shared;                                                                                   \
+        const u64 total = u64(p.items) * p.record.kv_heads * vector_tiles;                                             \
+        for (u64 work = blockIdx.x; work < total; work += gridDim.x) {                                                 \
+            attend<FORMAT, Q>(p, arena, shared, descriptors, tables, q, states, vector_tiles, work);                   \
+            __syncthreads();                                                                                           \
+        }                                                                                                              \
+    }
+
+ATTEND(attend_f32_1, F32, 1)
+ATTEND(attend_f32_4, F32, 4)
+ATTEND(attend_f32_8, F32, 8)
+ATTEND(attend_f16_1, F16, 1)
+ATTEND(attend_f16_4, F16, 4)
+ATTEND(attend_f16_8, F16, 8)
+ATTEND(attend_bf16_1, BF16, 1)
+ATTEND(attend_bf16_4, BF16, 4)
+ATTEND(attend_bf16_8, BF16, 8)

@@ -1,0 +1,82 @@
+// merge: what is a row's output? Folds its states left to right and divides; zeros where nothing was visible.
+#include <cfloat>
+#include "numeric.cuh"
+
+namespace {
+
+constexpr u32 MAX_THREADS = 128;
+// States that are loaded together, so that their loads overlap.
+constexpr u32 BATCH = 4;
+
+// Two elements of a state, and its maximum and sum.
+struct Part {
+    float2 o;
+    float m, l;
+};
+
+struct Total {
+    float2 o = {0, 0};
+    float m = -FLT_MAX, l = 0;
+
+    // A state that saw nothing is passed over, whatever its other words hold.
+    __device__ __forceinline__ void take(const Part& part) {
+        if (part.l == 0) return;
+        const float top = fmaxf(m, part.m);
+        const float mine = exp2f(__fsub_rn(m, top)), theirs = exp2f(__fsub_rn(part.m, top));
+        l = __fmaf_rn(l, mine, __fmul_rn(part.l, theirs));
+        o.x = __fmaf_rn(o.x, mine, __fmul_rn(part.o.x, theirs));
+        o.y = __fmaf_rn(o.y, mine, __fmul_rn(part.o.y, theirs));
+        m = top;
+    }
+};
+
+__device__ __forceinline__ Part load(const float* state, u32 pair, u32 v_dim) {
+    const float2 tail = __ldg(reinterpret_cast<const float2*>(state + v_dim));
+    return {__ldg(reinterpret_cast<const float2*>(state) + pair), tail.x, tail.y};
+}
+
+}  // namespace
+
+// A block folds one row and head; a thread holds two elements of the output, which are one word of a 16-bit type.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    merge(const __grid_constant__ MergeParams p, const u32* descriptors, const float* states, const u64 out,
+          float* lse) {
+    const MergeRow* rows = reinterpret_cast<const MergeRow*>(descriptors + p.rows_at);
+    const u32 pair = threadIdx.x;
+    if (2 * pair >= p.v_dim) return;
+    const u64 total = u64(p.rows) * p.q_heads;
+    for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
+        const u32 row = u32(work / p.q_heads), head = u32(work % p.q_heads);
+        const MergeRow sources = rows[row];
+        Total sum;
+        for (u32 first = 0; first < sources.states; first += BATCH) {
+            Part parts[BATCH];
+#pragma unroll
+            for (u32 i = 0; i < BATCH; ++i) {
+                const u64 state = u64(sources.state) + first + i;
+                if (first + i < sources.states)
+                    parts[i] = load(states + (state * p.q_heads + head) * p.state_words, pair, p.v_dim);
+            }
+#pragma unroll
+            for (u32 i = 0; i < BATCH; ++i)
+                if (first + i < sources.states) sum.take(parts[i]);
+        }
+        const bool seen = sum.l > 0;
+        if (seen) sum.o = make_float2(__fdiv_rn(sum.o.x, sum.l), __fdiv_rn(sum.o.y, sum.l));
+        const u32 x = __float_as_uint(sum.o.x), y = __float_as_uint(sum.o.y);
+        const u64 at = u64(p.out.base) + u64(row) * p.out.row + u64(head) * p.out.head + 2 * pair;
+        if (p.out_dtype == F32) {
+            u32* to = reinterpret_cast<u32*>(out) + at;
+            to[0] = x;
+            to[1] = y;
+        } else {
+            u32* to = reinterpret_cast<u32*>(out + 2 * at);
+            *to = from_f32(x, p.out_dtype) | from_f32(y, p.out_dtype) << 16;
+        }
+        if (p.with_lse && pair == 0) {
+            constexpr float LN_2 = 0.693147180559945309f;
+            const float value = seen ? __fmul_rn(__fadd_rn(sum.m, log2f(sum.l)), LN_2) : __uint_as_float(0xff800000);
+            lse[u64(p.lse.base) + u64(row) * p.lse.row + u64(head) * p.lse.head] = value;
+        }
+    }
+}

@@ -1,0 +1,94 @@
+// How do the states of an output row fold into its output? In order, each thread four elements of one head.
+
+struct MergeParams {
+    out: ViewParams,
+    lse: ViewParams,
+    out_dtype: u32,
+    q_heads: u32,
+    v_dim: u32,
+    state_words: u32,
+    rows_at: u32,
+    rows: u32,
+    with_lse: u32,
+    reserved: u32,
+}
+
+struct MergeRow {
+    state: u32,
+    states: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: MergeParams;
+@group(1) @binding(0) var<storage, read> states: array<f32>;
+@group(1) @binding(1) var<storage, read_write> out: array<u32>;
+@group(1) @binding(2) var<storage, read_write> lse: array<u32>;
+
+const LN_2 = 0.69314718;
+// Minus infinity, written as bits because no kernel may compute it.
+const MINUS_INFINITY = 0xff800000u;
+
+fn load_merge_row(at: u32) -> MergeRow {
+    return MergeRow(descriptors[at], descriptors[at + 1u]);
+}
+
+fn store_four(index: u32, value: vec4<f32>) {
+    let bits = narrow(bitcast<vec4<u32>>(value), params.out_dtype);
+    if (params.out_dtype == F32) {
+        out[index] = bits.x;
+        out[index + 1u] = bits.y;
+        out[index + 2u] = bits.z;
+        out[index + 3u] = bits.w;
+    } else {
+        out[index >> 1u] = pack(bits.x, bits.y);
+        out[(index >> 1u) + 1u] = pack(bits.z, bits.w);
+    }
+}
+
+@compute @workgroup_size(64)
+fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let number = (group.y * FOLD + group.x) * 64u + thread;
+    let chunks = params.v_dim >> 2u;
+    let element = (number % chunks) << 2u;
+    let head = (number / chunks) % params.q_heads;
+    let row = (number / chunks) / params.q_heads;
+    if (row >= params.rows) {
+        return;
+    }
+    let sources = load_merge_row(params.rows_at + 2u * row);
+    var m = 0.0;
+    var l = 0.0;
+    var o = vec4(0.0);
+    for (var i = 0u; i < sources.states; i++) {
+        let at = ((sources.state + i) * params.q_heads + head) * params.state_words;
+        let state_m = states[at + params.v_dim];
+        let state_l = states[at + params.v_dim + 1u];
+        if (state_l == 0.0) {
+            continue;
+        }
+        let state_o = vec4(
+            states[at + element],
+            states[at + element + 1u],
+            states[at + element + 2u],
+            states[at + element + 3u],
+        );
+        if (l == 0.0) {
+            m = state_m;
+            l = state_l;
+            o = state_o;
+        } else {
+            let top = max(m, state_m);
+            let keep = weight(m - top);
+            let take = weight(state_m - top);
+            l = fma(l, keep, state_l * take);
+            o = fma(o, vec4(keep), state_o * take);
+            m = top;
+        }
+    }
+    let empty = l == 0.0;
+    let divisor = select(l, 1.0, empty);
+    store_four(element_at(params.out, row, head, element), select(o / divisor, vec4(0.0), empty));
+    if (params.with_lse == 1u && element == 0u) {
+        let bits = bitcast<u32>((m + log2(divisor)) * LN_2);
+        lse[element_at(params.lse, row, head, 0u)] = select(bits, MINUS_INFINITY, empty);
+    }
+}

@@ -1,0 +1,186 @@
+//! Which bytes must an arena hold? Slabs of poisoned frames on the device, and their copy on the host.
+
+use super::bench::{Bench, Layout};
+use super::check::Check;
+use super::values::{Rng, Tensor, convert, poison, set_element, word_of};
+use crate::backend::Backend;
+use crate::backend::ops::{Append, Arena, split_frame};
+use crate::backend::params::AppendRun;
+use crate::record::Record;
+use crate::{Geometry, Result, View};
+
+/// How frames are numbered and handed out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Placement {
+    /// Slabs (fewer where the backend has fewer).
+    pub(super) slabs: u32,
+    /// Seed of the order in which frames are handed out; `None`: ascending.
+    pub(super) shuffle: Option<u64>,
+    /// The word that fills the arena at first; `None`: NaNs of the format.
+    pub(super) fill: Option<u32>,
+}
+
+impl Placement {
+    /// Frames shuffled over three slabs, NaN everywhere.
+    pub(super) const SHUFFLED: Placement = Placement { slabs: 3, shuffle: Some(7), fill: None };
+    /// Ascending frames of one slab.
+    pub(super) const PLAIN: Placement = Placement { slabs: 1, shuffle: None, fill: None };
+}
+
+/// New tokens' K and V, on the host and on the device.
+#[derive(Debug)]
+pub(super) struct Tokens<B: Backend> {
+    pub(super) k: Tensor,
+    pub(super) v: Tensor,
+    pub(super) k_view: View<B::Buffer>,
+    pub(super) v_view: View<B::Buffer>,
+}
+
+impl<B: Backend> Tokens<B> {
+    pub(super) fn new(bench: &mut Bench<'_, B>, k: Tensor, v: Tensor, layouts: [Layout; 2]) -> Result<Self> {
+        let (k_view, v_view) = (bench.tensor(&k, layouts[0])?, bench.tensor(&v, layouts[1])?);
+        Ok(Tokens { k, v, k_view, v_view })
+    }
+}
+
+/// Tokens `from..from + tokens` of a tensor that become tokens `at..` of the sequence with this table.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece<'a> {
+    pub(super) table: &'a [u32],
+    pub(super) at: u32,
+    pub(super) from: u32,
+    pub(super) tokens: u32,
+}
+
+/// An arena and what it must hold.
+#[derive(Debug)]
+pub(super) struct Pages<B: Backend> {
+    pub(super) record: Record,
+    pub(super) slabs: Vec<B::Buffer>,
+    pub(super) shift: u32,
+    /// Counts non-finite elements.
+    pub(super) counter: B::Buffer,
+    /// The words that each slab must hold.
+    pub(super) host: Vec<Vec<u32>>,
+    free: Vec<u32>,
+}
+
+impl<B: Backend> Pages<B> {
+    /// At least `frames` frames.
+    pub(super) fn new(bench: &mut Bench<'_, B>, geometry: Geometry, frames: u32, placement: Placement) -> Result<Self> {
+        let record = Record::new(geometry.validate()?);
+        let count = placement.slabs.clamp(1, bench.backend.caps().max_slabs);
+        let per_slab = frames.max(1).div_ceil(count);
+        let shift = per_slab.next_power_of_two().trailing_zeros();
+        let dtype = record.format().dtype();
+        let word = placement.fill.unwrap_or(word_of(poison(dtype), dtype));
+        let words = per_slab as usize * record.frame_stride() as usize / 4;
+        let slab = |_| bench.filled("a slab", words, word);
+        let slabs = (0..count).map(slab).collect::<Result<Vec<_>>>()?;
+        // Handed out from the end.
+        let mut free: Vec<u32> =
+            (0..count * per_slab).map(|n| ((n / per_slab) << shift) | (n % per_slab)).rev().collect();
+        if let Some(seed) = placement.shuffle {
+            Rng::new(seed).shuffle(&mut free);
+        }
+        let counter = bench.filled("a counter", 1, 0)?;
+        Ok(Pages { record, slabs, shift, counter, host: vec![vec![word; words]; count as usize], free })
+    }
+
+    /// Frames of given slabs, without the host's copy and with whatever the slabs hold.
+    pub(super) fn bare(
+        bench: &mut Bench<'_, B>,
+        geometry: Geometry,
+        slabs: Vec<B::Buffer>,
+        shift: u32,
+    ) -> Result<Self> {
+        let (record, counter) = (Record::new(geometry.validate()?), bench.filled("a counter", 1, 0)?);
+        Ok(Pages { record, slabs, shift, counter, host: Vec::new(), free: Vec::new() })
+    }
+
+    pub(super) fn arena(&self) -> Arena<'_, B::Buffer> {
+        Arena { slabs: &self.slabs, slab_shift: self.shift }
+    }
+
+    /// Frames that nobody has.
+    pub(super) fn take(&mut self, frames: usize) -> Vec<u32> {
+        self.free.split_off(self.free.len() - frames)
+    }
+
+    /// Frames for a sequence of `tokens` tokens.
+    pub(super) fn table(&mut self, tokens: u32) -> Vec<u32> {
+        let pages = self.record.geometry().pages_for(tokens.into());
+        self.take(pages as usize)
+    }
+
+    /// Where the words of a frame lie: slab and first word.
+    pub(super) fn place(&self, frame: u32) -> (usize, usize) {
+        let (slab, index) = split_frame(frame, self.shift);
+        (slab as usize, index as usize * self.record.frame_stride() as usize / 4)
+    }
+
+    /// Writes tokens through the backend, and into the host's copy.
+    pub(super) fn append(&mut self, bench: &mut Bench<'_, B>, tokens: &Tokens<B>, pieces: &[Piece<'_>]) -> Result<()> {
+        let runs = self.runs(tokens, pieces);
+        bench.backend.append(&mut bench.stream, &self.args(tokens, &runs))?;
+        if !self.host.is_empty() {
+            pieces.iter().for_each(|piece| self.mirror(tokens, piece));
+        }
+        Ok(())
+    }
+
+    /// The arguments of an append of these runs.
+    pub(super) fn args<'a>(&'a self, tokens: &'a Tokens<B>, runs: &'a [AppendRun]) -> Append<'a, B::Buffer> {
+        let (k, v) = (&tokens.k_view, &tokens.v_view);
+        Append { record: self.record, arena: self.arena(), k, v, runs, non_finite: &self.counter, write: true }
+    }
+
+    /// One run for each page that a piece touches.
+    pub(super) fn runs(&self, tokens: &Tokens<B>, pieces: &[Piece<'_>]) -> Vec<AppendRun> {
+        let page = self.record.geometry().page_tokens();
+        let offset = |view: &View<B::Buffer>, row: u32| (u64::from(row) * view.strides[0]) as u32;
+        let mut runs = Vec::new();
+        for piece in pieces {
+            let mut done = 0;
+            while done < piece.tokens {
+                let (token, from) = (piece.at + done, piece.from + done);
+                let (frame, slot) = (piece.table[(token / page) as usize], token % page);
+                let tokens_here = (page - slot).min(piece.tokens - done);
+                let (k_offset, v_offset) = (offset(&tokens.k_view, from), offset(&tokens.v_view, from));
+                runs.push(AppendRun { k_offset, v_offset, frame, slot, tokens: tokens_here, reserved: [0; 3] });
+                done += tokens_here;
+            }
+        }
+        runs
+    }
+
+    fn mirror(&mut self, tokens: &Tokens<B>, piece: &Piece<'_>) {
+        let (record, to) = (self.record, self.record.format().dtype());
+        let page = record.geometry().page_tokens();
+        let size = to.bytes() as usize;
+        for token in 0..piece.tokens {
+            let at = piece.at + token;
+            let (slab, base) = self.place(piece.table[(at / page) as usize]);
+            let words = &mut self.host[slab][base..];
+            for head in 0..record.geometry().kv_heads() {
+                let rows = [(&tokens.k, record.key(head, at % page)), (&tokens.v, record.value(head, at % page))];
+                for (tensor, byte) in rows {
+                    let row = (piece.from + token) as usize * tensor.shape[1] + head as usize;
+                    let bits = &tensor.bits[row * tensor.shape[2]..][..tensor.shape[2]];
+                    for (d, &bits) in bits.iter().enumerate() {
+                        set_element(words, byte as usize / size + d, convert(bits, tensor.dtype, to), to);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Compares every byte of every slab with the host's copy, and the counter with `non_finite`.
+    pub(super) fn compare(&self, bench: &mut Bench<'_, B>, check: &mut Check, non_finite: u32) -> Result<()> {
+        for (slab, host) in self.slabs.iter().zip(&self.host) {
+            check.bits("page bytes", &bench.read(slab, host.len())?, host);
+        }
+        check.bits("non-finite count", &bench.read(&self.counter, 1)?, &[non_finite]);
+        Ok(())
+    }
+}

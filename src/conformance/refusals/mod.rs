@@ -1,0 +1,38 @@
+//! Are wrong arguments refused, with the right error, before anything has changed? For every operation.
+
+mod attention;
+mod pages;
+
+use super::Cases;
+use crate::backend::{Backend, Operation};
+use crate::{Error, PageFormat};
+
+pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
+    let name = "wrong arguments are refused";
+    list.add(Operation::Append, format, 10_000, name, move |b| pages::append(b, format));
+    list.add(Operation::Append, format, 10_000, "dims that no kernel has are refused", move |b| pages::dims(b, format));
+    list.add(Operation::Transfer, format, 10_000, name, move |b| pages::transfer(b, format));
+    list.add(Operation::Attend, format, 10_000, name, move |b| attention::attend(b, format));
+    list.add(Operation::Merge, format, 10_000, name, move |b| attention::merge(b, format.dtype()));
+}
+
+fn shape(error: &Error) -> bool {
+    matches!(error, Error::Shape { .. })
+}
+
+fn outside(error: &Error) -> bool {
+    matches!(error, Error::OutOfBounds { .. })
+}
+
+fn misaligned(error: &Error) -> bool {
+    matches!(error, Error::Misaligned { .. })
+}
+
+/// Too large to lie in any buffer, or to be addressed: either is said.
+fn beyond(error: &Error) -> bool {
+    matches!(error, Error::OutOfBounds { .. } | Error::TooLarge { .. })
+}
+
+fn geometry(error: &Error) -> bool {
+    matches!(error, Error::Geometry { .. })
+}

@@ -1,0 +1,273 @@
+//! What does a faulty backend do? Everything as another does, but for one deliberate fault.
+
+use crate::attention::SPLIT;
+use crate::backend::ops::{Append, Arena, Attend, Merge, Transfer};
+use crate::backend::params::Row;
+use crate::backend::{Backend, Caps, DeviceBuffer};
+use crate::{Dtype, PageFormat, Result, View};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// A backend that does everything as another does, but for one fault.
+#[derive(Debug, Clone)]
+pub(super) struct Saboteur<B> {
+    honest: B,
+    fault: Fault,
+    calls: Arc<AtomicU32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    Honest,
+    // Memory.
+    UploadsRoundedUp,
+    FillsOneWordMore,
+    CopiesOneWordLess,
+    SizesWrapAround,
+    MisalignedOffsetsRoundedDown,
+    UploadsLostNowAndThen,
+    // Append.
+    SwapsKAndV,
+    RoundsByTruncation,
+    WritesWhenToldNotTo,
+    LosesTheLastToken,
+    WritesTheNextSlot,
+    CountsNothing,
+    // Every operation with an arena, or with a grid.
+    KnowsOneSlab,
+    GridOf65535,
+    // Transfer.
+    LosesTheLastMove,
+    SwapsTwoMoves,
+    // Attend.
+    DropsTheLastToken,
+    ReadsPastTheEnd,
+    IgnoresTheWindow,
+    AsksOneQueryForAllHeads,
+    ScalesWrongly,
+    DependsOnTheBatch,
+    DependsOnTheSlabs,
+    DependsOnTheTime,
+    SplitsWrongly,
+    // Merge.
+    DropsTheLastState,
+    LogsInBase2,
+    FiniteMinusInfinity,
+    LeavesEmptyRows,
+}
+use Fault::*;
+
+impl<B: Backend> Saboteur<B> {
+    pub(super) fn new(honest: B, fault: Fault) -> Self {
+        Saboteur { honest, fault, calls: Arc::default() }
+    }
+
+    fn is(&self, fault: Fault) -> bool {
+        self.fault == fault
+    }
+
+    /// The items that one dimension of a grid holds.
+    fn grid<T: Copy>(&self, items: &[T]) -> Vec<T> {
+        items[..if self.is(GridOf65535) { items.len().min(65_535) } else { items.len() }].to_vec()
+    }
+
+    fn slabs(&self, arena: &Arena<'_, B::Buffer>) -> Vec<B::Buffer> {
+        let one = self.is(KnowsOneSlab);
+        arena.slabs.iter().map(|slab| if one { &arena.slabs[0] } else { slab }.clone()).collect()
+    }
+
+    /// The view with its f32 elements cut to 16 bits of a bf16.
+    fn truncated(&self, stream: &mut B::Stream, view: &View<B::Buffer>) -> Result<View<B::Buffer>> {
+        if view.dtype != Dtype::F32 {
+            return Ok(view.clone());
+        }
+        let mut bytes = vec![0; view.buffer.bytes() as usize];
+        self.honest.download(stream, &view.buffer, 0, &mut bytes)?;
+        bytes.chunks_exact_mut(4).for_each(|word| word[..2].fill(0));
+        let buffer = self.honest.alloc("truncated", view.buffer.bytes())?;
+        self.honest.upload(stream, &buffer, 0, &bytes)?;
+        Ok(View { buffer, ..view.clone() })
+    }
+
+    /// Changes the log-sum-exps after a merge.
+    fn relog(&self, stream: &mut B::Stream, args: &Merge<'_, B::Buffer>, f: fn(f32) -> f32) -> Result<()> {
+        let Some(lse) = args.lse else { return Ok(()) };
+        for row in 0..args.rows.len() as u64 {
+            for head in 0..u64::from(args.q_heads) {
+                let at = lse.offset + 4 * (row * lse.strides[0] + head * lse.strides[1]);
+                let mut word = [0; 4];
+                self.honest.download(stream, &lse.buffer, at, &mut word)?;
+                let changed = f(f32::from_le_bytes(word));
+                self.honest.upload(stream, &lse.buffer, at, &changed.to_le_bytes())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> Backend for Saboteur<B> {
+    type Buffer = B::Buffer;
+    type Stream = B::Stream;
+    type Event = B::Event;
+
+    fn caps(&self) -> &Caps {
+        self.honest.caps()
+    }
+
+    fn alloc(&self, label: &str, bytes: u64) -> Result<B::Buffer> {
+        self.honest.alloc(label, if self.is(SizesWrapAround) { bytes & 0xf_ffff } else { bytes })
+    }
+
+    fn stream(&self) -> Result<B::Stream> {
+        self.honest.stream()
+    }
+
+    fn upload(&self, stream: &mut B::Stream, dst: &B::Buffer, offset: u64, data: &[u8]) -> Result<()> {
+        if self.is(UploadsLostNowAndThen) && data.len() <= 16 && self.calls.fetch_add(1, Relaxed) % 50 == 49 {
+            return Ok(());
+        }
+        let offset = if self.is(MisalignedOffsetsRoundedDown) { offset / 4 * 4 } else { offset };
+        let mut data = data.to_vec();
+        if self.is(UploadsRoundedUp) && offset + data.len() as u64 + 4 <= dst.bytes() {
+            data.resize(data.len().next_multiple_of(8), 0);
+        }
+        self.honest.upload(stream, dst, offset, &data)
+    }
+
+    fn download(&self, stream: &mut B::Stream, src: &B::Buffer, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.honest.download(stream, src, offset, out)
+    }
+
+    fn copy(&self, s: &mut B::Stream, src: (&B::Buffer, u64), dst: (&B::Buffer, u64), bytes: u64) -> Result<()> {
+        self.honest.copy(s, src, dst, if self.is(CopiesOneWordLess) { bytes.saturating_sub(4) } else { bytes })
+    }
+
+    fn fill(&self, stream: &mut B::Stream, dst: &B::Buffer, offset: u64, bytes: u64, word: u32) -> Result<()> {
+        let more = self.is(FillsOneWordMore) && offset + bytes + 4 <= dst.bytes();
+        self.honest.fill(stream, dst, offset, if more { bytes + 4 } else { bytes }, word)
+    }
+
+    fn record(&self, stream: &mut B::Stream) -> Result<B::Event> {
+        self.honest.record(stream)
+    }
+
+    fn wait(&self, stream: &mut B::Stream, event: &B::Event) -> Result<()> {
+        self.honest.wait(stream, event)
+    }
+
+    fn is_done(&self, event: &B::Event) -> Result<bool> {
+        self.honest.is_done(event)
+    }
+
+    fn flush(&self, stream: &mut B::Stream) -> Result<()> {
+        self.honest.flush(stream)
+    }
+
+    fn synchronize(&self, stream: &mut B::Stream) -> Result<()> {
+        self.honest.synchronize(stream)
+    }
+
+    fn append(&self, stream: &mut B::Stream, args: &Append<'_, B::Buffer>) -> Result<()> {
+        let (mut k, mut v) = (args.k.clone(), args.v.clone());
+        let geometry = args.record.geometry();
+        if self.is(SwapsKAndV) && geometry.k_dim() == geometry.v_dim() {
+            std::mem::swap(&mut k, &mut v);
+        }
+        if self.is(RoundsByTruncation) && args.record.format() == PageFormat::Bf16 {
+            (k, v) = (self.truncated(stream, &k)?, self.truncated(stream, &v)?);
+        }
+        let mut runs = self.grid(args.runs);
+        for run in &mut runs {
+            if self.is(LosesTheLastToken) && run.tokens > 1 {
+                run.tokens -= 1;
+            }
+            if self.is(WritesTheNextSlot) && run.slot + run.tokens < geometry.page_tokens() {
+                run.slot += 1;
+            }
+        }
+        let scratch = self.honest.alloc("a counter", 4)?;
+        let args = Append {
+            arena: Arena { slabs: &self.slabs(&args.arena), ..args.arena },
+            k: &k,
+            v: &v,
+            runs: &runs,
+            non_finite: if self.is(CountsNothing) { &scratch } else { args.non_finite },
+            write: args.write || self.is(WritesWhenToldNotTo),
+            record: args.record,
+        };
+        self.honest.append(stream, &args)
+    }
+
+    fn transfer(&self, stream: &mut B::Stream, args: &Transfer<'_, B::Buffer>) -> Result<()> {
+        use crate::backend::ops::Place;
+        let mut moves = self.grid(args.moves);
+        if self.is(LosesTheLastMove) {
+            moves.pop();
+        }
+        if let (true, [first, second, ..]) = (self.is(SwapsTwoMoves), &mut moves[..]) {
+            std::mem::swap(&mut first.to, &mut second.to);
+        }
+        let slabs = [&args.from, &args.to].map(|place| match place {
+            Place::Frames(arena) => self.slabs(arena),
+            Place::Records { .. } => Vec::new(),
+        });
+        let [from, to] = [(&args.from, &slabs[0]), (&args.to, &slabs[1])].map(|(place, slabs)| match *place {
+            Place::Frames(arena) => Place::Frames(Arena { slabs, ..arena }),
+            Place::Records { buffer, offset, stride } => Place::Records { buffer, offset, stride },
+        });
+        self.honest.transfer(stream, &Transfer { record: args.record, from, to, moves: &moves })
+    }
+
+    fn attend(&self, stream: &mut B::Stream, args: &Attend<'_, B::Buffer>) -> Result<()> {
+        let change = |row: &Row| match self.fault {
+            DropsTheLastToken if row.end > row.start + 1 => Row { end: row.end - 1, ..*row },
+            ReadsPastTheEnd if row.end > row.start => Row { end: row.end + 1, ..*row },
+            IgnoresTheWindow if row.end > row.start => Row { start: row.start / SPLIT * SPLIT, ..*row },
+            SplitsWrongly if row.end > row.start + SPLIT => Row { start: row.start + 1, ..*row },
+            _ => *row,
+        };
+        let rows: Vec<Row> = args.rows.iter().map(change).collect();
+        let nudged = match self.fault {
+            DependsOnTheBatch => args.tiles.len() > 3,
+            DependsOnTheSlabs => args.arena.slabs.len() > 3,
+            DependsOnTheTime => self.calls.fetch_add(1, Relaxed) % 17 == 16,
+            _ => false,
+        };
+        let mut scale = args.scale;
+        if self.is(ScalesWrongly) && scale.is_finite() {
+            scale *= 1.0001;
+        }
+        if nudged && scale.is_finite() {
+            scale = f32::from_bits(scale.to_bits() + 4);
+        }
+        let mut q = args.q.clone();
+        if self.is(AsksOneQueryForAllHeads) {
+            q.strides[1] = 0;
+        }
+        let args = Attend {
+            arena: Arena { slabs: &self.slabs(&args.arena), ..args.arena },
+            q: &q,
+            rows: &rows,
+            tiles: &self.grid(args.tiles),
+            scale,
+            ..*args
+        };
+        self.honest.attend(stream, &args)
+    }
+
+    fn merge(&self, stream: &mut B::Stream, args: &Merge<'_, B::Buffer>) -> Result<()> {
+        let mut rows = self.grid(args.rows);
+        if self.is(DropsTheLastState) {
+            rows.iter_mut().filter(|row| row.states > 1).for_each(|row| row.states -= 1);
+        }
+        if self.is(LeavesEmptyRows) && rows.last().is_some_and(|row| row.states == 0) {
+            rows.pop();
+        }
+        self.honest.merge(stream, &Merge { rows: &rows, ..*args })?;
+        match self.fault {
+            LogsInBase2 => self.relog(stream, args, |lse| lse * std::f32::consts::LOG2_E),
+            FiniteMinusInfinity => self.relog(stream, args, |lse| lse.max(-1e30)),
+            _ => Ok(()),
+        }
+    }
+}

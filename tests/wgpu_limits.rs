@@ -1,0 +1,190 @@
+//! What does the wgpu backend do at the edges of an adapter, of a caller's own device, and of a lost one?
+#![cfg(feature = "wgpu")]
+
+use kvtide::backend::ops::View;
+use kvtide::backend::wgpu::{BUFFER_USAGES, WgpuBackend};
+use kvtide::{Backend, DeviceBuffer, Dtype, Error};
+use wgpu::{Adapter, BufferDescriptor, BufferUsages, Device, DeviceDescriptor, Limits, Queue};
+
+/// Runs a test on every adapter, or says that there is none.
+fn on_adapters(test: impl Fn(&Adapter)) {
+    let adapters = WgpuBackend::adapters();
+    if adapters.is_empty() {
+        eprintln!("not run: no adapter for wgpu");
+    }
+    for adapter in &adapters {
+        eprintln!("on {}", adapter.get_info().name);
+        test(adapter);
+    }
+}
+
+fn default_device(adapter: &Adapter) -> (Device, Queue) {
+    pollster::block_on(adapter.request_device(&DeviceDescriptor::default())).unwrap()
+}
+
+#[test]
+fn default_limits_are_enough() {
+    on_adapters(|adapter| {
+        let backend = WgpuBackend::open_with_limits(adapter, Limits::default()).unwrap();
+        let caps = backend.caps();
+        assert_eq!((caps.max_slabs, caps.max_slab_bytes), (4, 128 << 20));
+        #[cfg(feature = "conformance")]
+        {
+            let report = kvtide::conformance::run(&backend, |case| case.weight < 100_000, |_, _| ());
+            assert_eq!(report.failed, 0, "{:?}", report.failures);
+            assert!(report.passed > 100);
+        }
+    });
+}
+
+#[test]
+fn a_limit_that_is_too_small_is_named() {
+    let small = [
+        (
+            "max_compute_workgroup_storage_size",
+            Limits { max_compute_workgroup_storage_size: 8192, ..Limits::default() },
+        ),
+        ("max_storage_buffers_per_shader_stage", Limits::downlevel_defaults()),
+        (
+            "max_compute_invocations_per_workgroup",
+            Limits { max_compute_invocations_per_workgroup: 64, ..Limits::default() },
+        ),
+    ];
+    on_adapters(|adapter| {
+        for (name, limits) in &small {
+            let error = WgpuBackend::open_with_limits(adapter, limits.clone()).unwrap_err();
+            assert!(
+                matches!(error, Error::Limit { limit, need, have, .. } if limit == *name && have < need),
+                "{error}"
+            );
+        }
+        let too_much = Limits { max_storage_buffers_per_shader_stage: u32::MAX, ..Limits::default() };
+        let error = WgpuBackend::open_with_limits(adapter, too_much).unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    });
+}
+
+#[test]
+fn a_buffer_that_cannot_be_bound_is_refused() {
+    on_adapters(|adapter| {
+        let backend = WgpuBackend::open_with_limits(adapter, Limits::default()).unwrap();
+        let refused = |bytes, limit_name: &str, most| match backend.alloc("too large", bytes) {
+            Err(Error::Limit { limit, need, have, .. }) => assert_eq!((limit, need, have), (limit_name, bytes, most)),
+            other => panic!("{other:?}"),
+        };
+        refused((128 << 20) + 4, "max_storage_buffer_binding_size", 128 << 20);
+        refused((256 << 20) + 4, "max_buffer_size", 256 << 20);
+    });
+}
+
+#[test]
+fn a_caller_may_bring_device_and_buffers() {
+    on_adapters(|adapter| {
+        let (device, queue) = default_device(adapter);
+        let backend = WgpuBackend::from_device(device.clone(), queue.clone()).unwrap();
+        let make = |size, usage| {
+            device.create_buffer(&BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
+        };
+        let error = backend.import(make(64, BufferUsages::STORAGE | BufferUsages::COPY_DST)).unwrap_err();
+        assert!(error.to_string().contains("COPY_SRC"), "{error}");
+        let error = backend.import(make(62, BUFFER_USAGES)).unwrap_err();
+        assert!(matches!(error, Error::Misaligned { value: 62, .. }), "{error}");
+
+        // The caller's copy, submitted after a flush, sees our upload; our download sees the caller's copy.
+        let mut stream = Backend::stream(&backend).unwrap();
+        let theirs = make(64, BUFFER_USAGES);
+        let ours = backend.import(make(64, BUFFER_USAGES)).unwrap();
+        backend.upload(&mut stream, &ours, 0, &[7; 64]).unwrap();
+        backend.flush(&mut stream).unwrap();
+        let mut encoder = device.create_command_encoder(&Default::default());
+        encoder.copy_buffer_to_buffer(ours.raw(), 0, &theirs, 0, 64);
+        queue.submit([encoder.finish()]);
+        let theirs = backend.import(theirs).unwrap();
+        let mut out = [0; 64];
+        backend.download(&mut stream, &theirs, 0, &mut out).unwrap();
+        assert_eq!(out, [7; 64]);
+        assert!(!theirs.same_memory(&ours) && ours.same_memory(&ours.clone()));
+    });
+}
+
+#[test]
+fn streams_and_events_of_another_device_are_refused() {
+    on_adapters(|adapter| {
+        let [a, b] = [(); 2].map(|()| WgpuBackend::open_adapter(adapter).unwrap());
+        let mut stream = Backend::stream(&a).unwrap();
+        let event = a.record(&mut stream).unwrap();
+        assert!(a.is_done(&event).unwrap(), "nothing was submitted");
+        assert!(matches!(b.flush(&mut stream), Err(Error::WrongDevice { .. })));
+        assert!(matches!(b.is_done(&event), Err(Error::WrongDevice { .. })));
+        let mut other = Backend::stream(&b).unwrap();
+        assert!(matches!(b.wait(&mut other, &event), Err(Error::WrongDevice { .. })));
+    });
+}
+
+/// Uploads of every size, through the ring and past it, land in the order of the calls.
+#[test]
+fn uploads_keep_their_order() {
+    on_adapters(|adapter| {
+        let backend = WgpuBackend::open_adapter(adapter).unwrap();
+        let mut stream = Backend::stream(&backend).unwrap();
+        let bytes = 20 << 20;
+        let buffer = backend.alloc("uploads", bytes as u64).unwrap();
+        let mut expected = vec![0u8; bytes];
+        let pieces = [(4, bytes - 4), (0, 64), (1 << 19, 300 << 10), (60, 200 << 10), (100, 900 << 10), (8, 8)];
+        for (round, (offset, len)) in pieces.into_iter().cycle().take(40).enumerate() {
+            let data: Vec<u8> = (0..len).map(|i| (i * 7 + round) as u8).collect();
+            backend.upload(&mut stream, &buffer, offset as u64, &data).unwrap();
+            expected[offset..offset + len].copy_from_slice(&data);
+        }
+        let mut out = vec![0; bytes];
+        backend.download(&mut stream, &buffer, 0, &mut out).unwrap();
+        assert!(out == expected);
+    });
+}
+
+#[test]
+fn inputs_and_outputs_in_one_buffer_are_refused() {
+    use kvtide::backend::ops::Merge;
+    use kvtide::backend::params::MergeRow;
+    on_adapters(|adapter| {
+        let backend = WgpuBackend::open_adapter(adapter).unwrap();
+        let mut stream = Backend::stream(&backend).unwrap();
+        let buffer = backend.alloc("both", 4096).unwrap();
+        let mut out = View::dense(buffer.clone(), Dtype::F32, 1, 8);
+        out.offset = 1024;
+        let rows = [MergeRow { state: 0, states: 1 }];
+        let merge = Merge { states: &buffer, rows: &rows, q_heads: 1, v_dim: 8, out: &out, lse: None };
+        let error = backend.merge(&mut stream, &merge).unwrap_err();
+        assert!(matches!(error, Error::Unsupported { operation: "merge", .. }), "{error}");
+        backend.synchronize(&mut stream).unwrap();
+    });
+}
+
+/// After the device is lost, calls return errors; none panics, hangs or passes off zeros as data.
+#[test]
+fn a_lost_device_is_an_error() {
+    on_adapters(|adapter| {
+        let backend = WgpuBackend::open_adapter(adapter).unwrap();
+        let mut stream = Backend::stream(&backend).unwrap();
+        let buffer = backend.alloc("data", 1024).unwrap();
+        backend.upload(&mut stream, &buffer, 0, &[1; 1024]).unwrap();
+        backend.synchronize(&mut stream).unwrap();
+        backend.device().destroy();
+        let lost = |result: kvtide::Result<()>| assert!(matches!(result, Err(Error::Device { .. })), "{result:?}");
+        lost(backend.download(&mut stream, &buffer, 0, &mut [0; 1024]));
+        lost(backend.upload(&mut stream, &buffer, 0, &[1; 1024]));
+        lost(backend.synchronize(&mut stream));
+        lost(backend.alloc("more", 1024).map(|_| ()));
+        lost(Backend::stream(&backend).map(|_| ()));
+
+        // A caller's own device has the caller's callbacks; what fails is an error all the same.
+        let (device, queue) = default_device(adapter);
+        let backend = WgpuBackend::from_device(device.clone(), queue).unwrap();
+        let mut stream = Backend::stream(&backend).unwrap();
+        let buffer = backend.alloc("data", 1024).unwrap();
+        backend.upload(&mut stream, &buffer, 0, &[1; 1024]).unwrap();
+        device.destroy();
+        lost(backend.synchronize(&mut stream));
+        lost(backend.download(&mut stream, &buffer, 0, &mut [0; 1024]));
+    });
+}
