@@ -98,16 +98,21 @@ fn long_queue<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let kv = random_kv(&geometry, Dtype::Bf16, 4096, 52);
     let scene = Scene::new(&mut bench, geometry, &[4096], kv, Placement::SHUFFLED)?;
     let ask = Ask::random(&geometry, Dtype::F32, Ask::decode(&[4096; 1]), 53);
-    scene.ask(&mut bench, &ask)?;
-    let start = Instant::now();
-    scene.ask(&mut bench, &ask)?;
     let [batch] = &scene.plan(backend, &ask)[..] else { return Err(Failure("one row is one batch".into())) };
     let q = bench.tensor(&ask.q, Layout::Dense)?;
     let states = bench.filled("states", (batch.states * 4 * state_words(64)) as usize, 0)?;
-    let rounds = (8.0 / start.elapsed().as_secs_f64()).clamp(1.0, 200_000.0) as u32;
-    for _ in 0..rounds {
-        scene.attend(&mut bench, batch, &q, ask.scale, &states)?;
+    let enqueue = |bench: &mut Bench<'_, B>, rounds| {
+        (0..rounds).try_for_each(|_| scene.attend(bench, batch, &q, ask.scale, &states))
+    };
+    // Once to compile, then twenty times to learn how many take about fifteen seconds.
+    let mut start = Instant::now();
+    for rounds in [1, 20] {
+        start = Instant::now();
+        enqueue(&mut bench, rounds)?;
+        backend.synchronize(&mut bench.stream)?;
     }
+    let rounds = (20.0 * 15.0 / start.elapsed().as_secs_f64()).clamp(20.0, 500_000.0) as u32;
+    enqueue(&mut bench, rounds)?;
     scene.compare(&mut bench, &ask, &mut check)?;
     check.done()
 }

@@ -12,6 +12,10 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>) {
     list.memory(100_000, "an event orders two streams", two_streams);
     list.memory(40_000, "host memory is free once an upload has returned", reused_host_memory);
     list.memory(400_000, "handles dropped while work is queued", dropped_handles);
+}
+
+/// The cases that come last: what they have broken at times is the device.
+pub(super) fn last_cases<B: Backend>(list: &mut Cases<B>) {
     list.memory(40_000, "threads with a stream each", threads);
 }
 

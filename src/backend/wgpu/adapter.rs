@@ -45,8 +45,8 @@ const NEEDS: &[Need] = needs! {
     max_compute_invocations_per_workgroup 128, "attend";
     max_compute_workgroup_size_x 128, "attend";
     max_compute_workgroups_per_dimension 65_535, "large grids";
-    max_storage_buffers_per_shader_stage OTHER_BUFFERS + 1, "append and attend";
-    max_buffers_and_acceleration_structures_per_shader_stage OTHER_BUFFERS + 2, "append and attend";
+    max_storage_buffers_per_shader_stage OTHER_BUFFERS + 2, "copies from one slab to another";
+    max_buffers_and_acceleration_structures_per_shader_stage OTHER_BUFFERS + 3, "copies from one slab to another";
     max_dynamic_uniform_buffers_per_pipeline_layout 1, "every kernel";
     max_uniform_buffer_binding_size 256, "every kernel";
     max_bind_groups 2, "every kernel";

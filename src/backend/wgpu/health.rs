@@ -2,15 +2,16 @@
 
 use super::NAME;
 use crate::{Error, Result};
-use ::wgpu::{Device, ErrorFilter, PollError, PollStatus, PollType, SubmissionIndex};
+use ::wgpu::{CommandBuffer, Device, ErrorFilter, PollType, Queue, SubmissionIndex};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The longest wait before [`Error::Timeout`]: a software adapter may take long for one kernel.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// A wait looks this often whether the device has failed.
-const SLICE: Duration = Duration::from_millis(500);
+/// The longest time between two looks at the device during a wait.
+const LONGEST_NAP: Duration = Duration::from_millis(2);
 
 /// An error of the device.
 pub(super) fn device_error(message: impl ToString) -> Error {
@@ -45,37 +46,54 @@ impl Health {
     }
 
     /// Waits until a submission has finished and `ready` holds.
-    pub(super) fn wait(&self, device: &Device, submission: &SubmissionIndex, ready: impl Fn() -> bool) -> Result<()> {
+    pub(super) fn wait(&self, device: &Device, submission: &Submission, ready: impl Fn() -> bool) -> Result<()> {
         let begin = Instant::now();
-        loop {
-            let finished = poll(device, Some(submission), SLICE).map_err(|message| self.fail(message))?;
-            self.check()?;
-            if finished && ready() {
-                return Ok(());
-            }
-            if begin.elapsed() > PATIENCE {
+        while !(self.is_done(device, submission)? && ready()) {
+            let waited = begin.elapsed();
+            if waited > PATIENCE {
                 return Err(Error::Timeout { backend: NAME, seconds: PATIENCE.as_secs() });
             }
+            // Short work is met at once, long work costs the host little.
+            std::thread::sleep((waited / 16).min(LONGEST_NAP));
         }
+        // Says so when the submission was refused, as it is on a lost device.
+        let submission_index = Some(submission.index.clone());
+        self.poll(device, PollType::Wait { submission_index, timeout: None })
     }
 
     /// Whether a submission has finished; returns at once.
-    pub(super) fn is_done(&self, device: &Device, submission: &SubmissionIndex) -> Result<bool> {
+    pub(super) fn is_done(&self, device: &Device, submission: &Submission) -> Result<bool> {
+        // Not a wait with a time limit: wgpu panics when one ends just as another thread sees the queue run empty.
+        self.poll(device, PollType::Poll)?;
+        Ok(submission.done.load(Ordering::Acquire))
+    }
+
+    /// Polls the device. wgpu panics when it finds it lost; here that is an error like any other.
+    fn poll(&self, device: &Device, request: PollType) -> Result<()> {
         self.check()?;
-        poll(device, Some(submission), Duration::ZERO).map_err(|message| self.fail(message))
+        match catch_unwind(AssertUnwindSafe(|| device.poll(request))) {
+            Ok(Ok(_)) => self.check(),
+            Ok(Err(error)) => Err(self.fail(error)),
+            Err(_) => Err(self.fail("polling the device failed")),
+        }
     }
 }
 
-/// Polls the device; `false` when the time is over.
-///
-/// wgpu panics when it finds a lost device in a poll. Here that is an error like any other.
-fn poll(device: &Device, submission: Option<&SubmissionIndex>, timeout: Duration) -> Result<bool, String> {
-    let request = PollType::Wait { submission_index: submission.cloned(), timeout: Some(timeout) };
-    match catch_unwind(AssertUnwindSafe(|| device.poll(request))) {
-        Ok(Ok(PollStatus::WaitSucceeded | PollStatus::QueueEmpty)) => Ok(true),
-        Ok(Ok(PollStatus::Poll) | Err(PollError::Timeout)) => Ok(false),
-        Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err("waiting for the device failed".into()),
+/// Commands that were handed to the queue.
+#[derive(Debug, Clone)]
+pub(super) struct Submission {
+    index: SubmissionIndex,
+    /// Set by the device when it has finished them.
+    done: Arc<AtomicBool>,
+}
+
+impl Submission {
+    pub(super) fn new(queue: &Queue, commands: Option<CommandBuffer>) -> Self {
+        let index = queue.submit(commands);
+        let done = Arc::new(AtomicBool::new(false));
+        let flag = done.clone();
+        queue.on_submitted_work_done(move || flag.store(true, Ordering::Release));
+        Submission { index, done }
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! One queue a device, so streams are batches of commands (see [`WgpuStream`]) and events are submissions; a copy and a
 //! kernel do not overlap. Kernels need WebGPU's default limits and no optional feature; what a device has more of buys
-//! larger and more slabs. Errors of the device come back from the call that meets them, and from every call after it.
+//! larger and more slabs. One operation may not read a buffer and write it too, except that `transfer` copies within an
+//! arena. Errors of the device come back from the call that meets them, and from every call after it.
 
 mod adapter;
 mod append;
@@ -28,8 +29,8 @@ pub use stream::WgpuStream;
 use super::ops::{Append, Attend, Merge, Transfer};
 use super::{Backend, Caps, DeviceId};
 use crate::{Error, Result};
-use ::wgpu::{Device, Limits, Queue, SubmissionIndex};
-use health::Health;
+use ::wgpu::{Device, Limits, Queue};
+use health::{Health, Submission};
 use pipelines::Pipelines;
 use std::fmt;
 use std::sync::Arc;
@@ -70,7 +71,7 @@ impl Shared {
 pub struct WgpuEvent {
     device: DeviceId,
     /// `None` when the stream had never submitted anything.
-    submission: Option<SubmissionIndex>,
+    submission: Option<Submission>,
 }
 
 impl fmt::Debug for WgpuBackend {

@@ -5,13 +5,13 @@
 //! submitted. The queue keeps order, so the next batch may overwrite the ring from its start.
 
 use super::dispatch::Dispatch;
-use super::health::{device_error, scoped};
+use super::health::{Submission, device_error, scoped};
 use super::memory::{BUFFER_USAGES, create_buffer};
 use super::{Shared, WgpuBuffer};
 use crate::Result;
 use ::wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, BindingResource, Buffer, BufferBinding, BufferSize, BufferUsages,
-    CommandEncoder, ComputePass, ComputePassDescriptor, SubmissionIndex,
+    CommandEncoder, ComputePass, ComputePassDescriptor,
 };
 use bytemuck::Pod;
 use std::fmt;
@@ -34,7 +34,7 @@ pub struct WgpuStream {
     /// Whether the queue holds writes that no submission carries yet.
     pub(super) written: bool,
     /// The last submission.
-    pub(super) last: Option<SubmissionIndex>,
+    pub(super) last: Option<Submission>,
     /// Where downloads land.
     pub(super) landing: Option<Buffer>,
 }
@@ -177,7 +177,7 @@ impl WgpuStream {
             if !pending.is_empty() {
                 queue.write_buffer(&self.ring.buffer, 0, &pending);
             }
-            queue.submit(commands)
+            Submission::new(queue, commands)
         });
         // Work that was refused leaves buffers that later work counts on unwritten: nothing after it may pass as right.
         self.last = Some(submission.map_err(|error| self.shared.health.fail(error))?);

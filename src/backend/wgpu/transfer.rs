@@ -5,11 +5,11 @@ use super::kernels::Kernel;
 use super::memory::Window;
 use super::stream::WgpuStream;
 use super::{Shared, WgpuBuffer};
+use crate::Result;
 use crate::backend::DeviceBuffer;
 use crate::backend::ops::{Arena, Place, Transfer, split_frame};
 use crate::backend::params::{Move, TransferParams};
 use crate::record::Record;
-use crate::{Error, Result};
 use bytemuck::Zeroable;
 
 /// Threads of a workgroup, each of which moves 16 bytes.
@@ -23,10 +23,15 @@ pub(super) fn transfer(stream: &mut WgpuStream, args: &Transfer<'_, WgpuBuffer>)
     }
     let none = TransferParams::zeroed();
     match (&args.from, &args.to) {
+        (Place::Frames(from), Place::Frames(to)) if same(from, to) => {
+            run(stream, Kernel::Copy, &args.record, *from, &[], args.moves, none)
+        }
         (Place::Frames(from), Place::Frames(to)) => {
-            let (slabs, slab_shift, moves) = joined(from, to, args.moves, shared.caps.max_slabs)?;
-            let arena = Arena { slabs: &slabs, slab_shift };
-            run(stream, Kernel::Copy, &args.record, arena, &[], &moves, none)
+            for call in calls(from, to, args.moves, shared.caps.max_slabs as usize) {
+                let arena = Arena { slabs: &call.slabs, slab_shift: call.slab_shift };
+                run(stream, Kernel::Copy, &args.record, arena, &[], &call.moves, none)?;
+            }
+            Ok(())
         }
         (Place::Frames(arena), records) => {
             let indices = args.moves.iter().map(|one| one.to);
@@ -87,31 +92,54 @@ fn window<'a>(
     Ok(Some((window, base as u32, (stride / 4) as u32)))
 }
 
-/// Two arenas as one, so that a buffer that is in both is bound once: slabs, index bits and moves by its frame numbers.
-fn joined(
-    from: &Arena<'_, WgpuBuffer>,
-    to: &Arena<'_, WgpuBuffer>,
-    moves: &[Move],
-    max_slabs: u32,
-) -> Result<(Vec<WgpuBuffer>, u32, Vec<Move>)> {
-    let mut slabs: Vec<WgpuBuffer> = Vec::new();
-    let mut place = |arena: &Arena<'_, WgpuBuffer>, frame| {
-        let (slab, index) = split_frame(frame, arena.slab_shift);
-        let slab = &arena.slabs[slab as usize];
-        let known = slabs.iter().position(|other| other.same_memory(slab));
+fn same(a: &Arena<'_, WgpuBuffer>, b: &Arena<'_, WgpuBuffer>) -> bool {
+    let slabs = || a.slabs.iter().zip(b.slabs).all(|(a, b)| a.same_memory(b));
+    a.slab_shift == b.slab_shift && a.slabs.len() == b.slabs.len() && slabs()
+}
+
+/// Moves within one arena.
+struct Call {
+    slabs: Vec<WgpuBuffer>,
+    slab_shift: u32,
+    moves: Vec<Move>,
+}
+
+impl Call {
+    /// The frame of this call's arena that is frame `index` of a buffer.
+    fn frame(&mut self, slab: &WgpuBuffer, index: u32) -> u32 {
+        let known = self.slabs.iter().position(|other| other.same_memory(slab));
         let at = known.unwrap_or_else(|| {
-            slabs.push(slab.clone());
-            slabs.len() - 1
+            self.slabs.push(slab.clone());
+            self.slabs.len() - 1
         });
-        (at as u32, index)
-    };
-    let places: Vec<_> = moves.iter().map(|one| (place(from, one.from), place(to, one.to))).collect();
-    if slabs.len() as u64 > u64::from(max_slabs) {
-        let value = slabs.len() as u64;
-        return Err(Error::TooLarge { what: "the slabs of both sides", value, maximum: max_slabs.into() });
+        (at as u32) << self.slab_shift | index
     }
-    let largest = places.iter().map(|(from, to)| from.1.max(to.1)).max().unwrap_or(0);
+}
+
+/// Moves between two arenas as moves within one, where a buffer that is in both is bound once; more than one call when
+/// a kernel cannot bind all slabs.
+fn calls(from: &Arena<'_, WgpuBuffer>, to: &Arena<'_, WgpuBuffer>, moves: &[Move], max_slabs: usize) -> Vec<Call> {
+    let place = |one: &Move| (split_frame(one.from, from.slab_shift), split_frame(one.to, to.slab_shift));
+    let largest = moves.iter().map(|one| place(one).0.1.max(place(one).1.1)).max().unwrap_or(0);
     let slab_shift = u32::BITS - largest.leading_zeros();
-    let frame = |(slab, index): (u32, u32)| slab << slab_shift | index;
-    Ok((slabs, slab_shift, places.into_iter().map(|(from, to)| Move { from: frame(from), to: frame(to) }).collect()))
+    // Moves are independent: in the order of their slabs, few calls are enough.
+    let mut moves = moves.to_vec();
+    moves.sort_by_key(|one| (place(one).0.0, place(one).1.0));
+    let mut calls: Vec<Call> = Vec::new();
+    for one in &moves {
+        let ((from_slab, from_index), (to_slab, to_index)) = place(one);
+        let slabs = [&from.slabs[from_slab as usize], &to.slabs[to_slab as usize]];
+        let fits = |call: &Call| {
+            let new = slabs.iter().filter(|slab| !call.slabs.iter().any(|known| known.same_memory(slab))).count();
+            call.slabs.len() + new <= max_slabs
+        };
+        if !calls.last().is_some_and(fits) {
+            calls.push(Call { slabs: Vec::new(), slab_shift, moves: Vec::new() });
+        }
+        if let Some(call) = calls.last_mut() {
+            let [from, to] = [call.frame(slabs[0], from_index), call.frame(slabs[1], to_index)];
+            call.moves.push(Move { from, to });
+        }
+    }
+    calls
 }
