@@ -28,7 +28,7 @@ fn main() -> Result<()> {
     for name in HEADERS {
         println!("cargo::rerun-if-changed=kernels/{name}.cuh");
     }
-    let variables = ["NVCC", "CUDA_HOME", "CUDA_PATH", "KVTIDE_CUDA_ARCHS", "KVTIDE_REQUIRE_NVCC", "DOCS_RS"];
+    let variables = ["PATH", "NVCC", "CUDA_HOME", "CUDA_PATH", "KVTIDE_CUDA_ARCHS", "KVTIDE_REQUIRE_NVCC", "DOCS_RS"];
     for variable in variables {
         println!("cargo::rerun-if-env-changed={variable}");
     }

@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             for (u32 i = 0; i < BATCH; ++i)
                 if (first + i < sources.states) sum.take(parts[i]);
         }
-        const bool seen = sum.l > 0;
+        const bool seen = sum.l != 0;  // NaN too: it is not "nothing was visible"
         if (seen) sum.o = make_float2(__fdiv_rn(sum.o.x, sum.l), __fdiv_rn(sum.o.y, sum.l));
         const u32 x = __float_as_uint(sum.o.x), y = __float_as_uint(sum.o.y);
         const u64 at = u64(p.out.base) + u64(row) * p.out.row + u64(head) * p.out.head + 2 * pair;

@@ -178,7 +178,7 @@ impl Geometry {
 
     /// Query heads that read the same KV head.
     pub const fn group(&self) -> u32 {
-        self.q_heads / self.kv_heads
+        if self.kv_heads == 0 { 0 } else { self.q_heads / self.kv_heads }
     }
 
     /// Elements of a key (and query) head.
@@ -203,6 +203,6 @@ impl Geometry {
 
     /// Pages that hold `tokens` tokens of one layer.
     pub const fn pages_for(&self, tokens: u64) -> u64 {
-        tokens.div_ceil(self.page_size as u64)
+        if self.page_size == 0 { 0 } else { tokens.div_ceil(self.page_size as u64) }
     }
 }

@@ -2,7 +2,7 @@
 //! caller's CUDA context, stream and pointers, and on the CPU.
 
 use kvtide::backend::cpu::CpuBackend;
-use kvtide::{Append, Backend, Dtype, Geometry, PagedStore, Query, Rows, StoreConfig, View};
+use kvtide::{Append, Backend, Dtype, Geometry, PagedStore, Query, Rows, View};
 
 const TOKENS: u32 = 37;
 
@@ -100,6 +100,7 @@ fn a_callers_wgpu_device_queue_and_buffers() {
 #[cfg(feature = "cuda")]
 #[test]
 fn a_callers_cuda_context_stream_and_pointers() {
+    use kvtide::StoreConfig;
     use kvtide::backend::cuda::CudaBackend;
     use kvtide::backend::cuda::cudarc::driver::{CudaContext, DevicePtr, DevicePtrMut};
 

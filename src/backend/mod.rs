@@ -90,6 +90,8 @@ pub struct Caps {
     pub max_slabs: u32,
     /// Bytes of the largest slab (and of the largest buffer that an operation binds).
     pub max_slab_bytes: u64,
+    /// Bytes of the device's memory, where the API tells.
+    pub memory_bytes: Option<u64>,
     /// Query vectors (row × head) that one work item of `attend` takes.
     pub query_tile: u32,
     /// Formats that each operation handles.

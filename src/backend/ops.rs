@@ -30,13 +30,15 @@ impl<Buf> View<Buf> {
 
     /// A dense `[heads, rows, dim]` tensor at the start of `buffer`.
     pub fn head_major(buffer: Buf, dtype: Dtype, rows: u64, dim: u32) -> Self {
-        View { buffer, offset: 0, dtype, strides: [dim.into(), rows * u64::from(dim), 1] }
+        View { buffer, offset: 0, dtype, strides: [dim.into(), rows.saturating_mul(dim.into()), 1] }
     }
 
     /// The same view from row `row` on.
     #[must_use]
     pub fn from_row(mut self, row: u64) -> Self {
-        self.offset += row * self.strides[0] * self.dtype.bytes();
+        let further = row.saturating_mul(self.strides[0]).saturating_mul(self.dtype.bytes());
+        // Saturated, the view lies outside every buffer, and validation says so.
+        self.offset = self.offset.saturating_add(further) / self.dtype.bytes() * self.dtype.bytes();
         self
     }
 
@@ -84,6 +86,11 @@ impl<Buf: DeviceBuffer> View<Buf> {
             return Err(Error::OutOfBounds { what, end, bytes: self.buffer.bytes() });
         }
         // Rebasing a binding may add up to one alignment unit of elements in front.
+        let need = span.saturating_mul(size).saturating_add(256);
+        if need > caps.max_slab_bytes && span > 0 {
+            let (adapter, have) = (caps.adapter.clone(), caps.max_slab_bytes);
+            return Err(Error::Limit { adapter, limit: "max_slab_bytes", need, have, purpose: what });
+        }
         let maximum = u64::from(u32::MAX) - 4096;
         match [span].into_iter().chain(self.strides).find(|&n| n > maximum) {
             Some(value) => Err(Error::TooLarge { what, value, maximum }),
@@ -108,6 +115,17 @@ fn word_aligned<Buf>(view: &View<Buf>, what: &'static str) -> Result<()> {
 /// Checks that a buffer lives on this device.
 pub(crate) fn on_device<Buf: DeviceBuffer>(buffer: &Buf, what: &'static str, caps: &Caps) -> Result<()> {
     if buffer.device() == caps.device { Ok(()) } else { Err(Error::WrongDevice { what }) }
+}
+
+/// Checks both sides of a copy: their ranges, and that they are different buffers.
+pub(crate) fn copy_sides<Buf: DeviceBuffer>(src: (&Buf, u64), dst: (&Buf, u64), bytes: u64, caps: &Caps) -> Result<()> {
+    range(src.0, src.1, bytes, "the source of a copy", caps)?;
+    range(dst.0, dst.1, bytes, "the destination of a copy", caps)?;
+    if src.0.same_memory(dst.0) {
+        let format = "one buffer as source and destination".into();
+        return Err(Error::Unsupported { backend: caps.backend, operation: "copy", format });
+    }
+    Ok(())
 }
 
 /// Checks a byte range of a buffer: on this device, word-aligned, inside.
@@ -150,6 +168,10 @@ impl<Buf: DeviceBuffer> Arena<'_, Buf> {
         let (got, expected) = (self.slabs.len() as u64, u64::from(caps.max_slabs));
         if got > expected {
             return Err(Error::TooLarge { what: "the number of slabs", value: got, maximum: expected });
+        }
+        if self.slab_shift >= 32 {
+            let value = self.slab_shift.into();
+            return Err(Error::TooLarge { what: "the index bits of a frame number", value, maximum: 31 });
         }
         self.slabs.iter().try_for_each(|slab| on_device(slab, "a slab", caps))
     }
@@ -197,6 +219,10 @@ impl<Buf: DeviceBuffer> Append<'_, Buf> {
         if self.k.dtype != self.v.dtype {
             let [got, expected] = [self.v.dtype, self.k.dtype].map(|d| d.code().into());
             return Err(Error::Shape { what: "the dtype code of V", got, expected });
+        }
+        if self.arena.slabs.iter().any(|slab| slab.same_memory(&self.k.buffer) || slab.same_memory(&self.v.buffer)) {
+            let format = "K or V in the memory of the pages".into();
+            return Err(Error::Unsupported { backend: caps.backend, operation: "append", format });
         }
         let geometry = self.record.geometry();
         let (mut k_end, mut v_end) = (0u64, 0u64);
@@ -248,7 +274,10 @@ impl<Buf: DeviceBuffer> Place<'_, Buf> {
                 if stride < record.bytes() {
                     return Err(Error::Shape { what: "the record stride", got: stride, expected: record.bytes() });
                 }
-                range(buffer, offset, stride, "the record stride", caps)?;
+                on_device(buffer, "the records", caps)?;
+                if let Some(value) = [offset, stride].into_iter().find(|n| !n.is_multiple_of(4)) {
+                    return Err(Error::Misaligned { what: "the records", value, multiple: 4 });
+                }
                 let end = u64::from(last)
                     .checked_mul(stride)
                     .and_then(|b| b.checked_add(offset)?.checked_add(record.bytes()))
@@ -345,6 +374,15 @@ impl<Buf: DeviceBuffer> Attend<'_, Buf> {
             }
             item += u64::from(tile.splits);
             let rows = &self.rows[tile.row as usize..rows_end as usize];
+            let tile_end = u64::from(tile.split) + u64::from(tile.splits);
+            if tile_end > u64::from(u32::MAX / SPLIT + 1) {
+                let maximum = (u32::MAX / SPLIT + 1).into();
+                return Err(Error::TooLarge { what: "a tile's last split", value: tile_end, maximum });
+            }
+            if let Some(row) = rows.iter().find(|row| row.start < row.end && row.split != row.start / SPLIT) {
+                let (got, expected) = (row.split.into(), (row.start / SPLIT).into());
+                return Err(Error::Shape { what: "a row's first split", got, expected });
+            }
             let end = rows.iter().map(|row| u64::from(row.end)).max().unwrap_or(0);
             table_end = table_end.max(u64::from(tile.table) + end.div_ceil(page));
         }
@@ -363,7 +401,8 @@ pub const fn splits(row: &Row) -> u32 {
 }
 
 fn states_fit<Buf: DeviceBuffer>(states: &Buf, count: u64, heads: u32, v_dim: u32, caps: &Caps) -> Result<()> {
-    let words = count * u64::from(heads) * u64::from(state_words(v_dim));
+    let words = count.checked_mul(heads.into()).and_then(|n| n.checked_mul(state_words(v_dim).into()));
+    let words = words.unwrap_or(u64::MAX);
     if words > u64::from(u32::MAX) {
         return Err(Error::TooLarge { what: "the words of the states", value: words, maximum: u32::MAX.into() });
     }
@@ -410,10 +449,26 @@ pub(crate) fn check_outputs<Buf: DeviceBuffer>(
 ) -> Result<()> {
     out.validate("the output", shape, caps)?;
     word_aligned(out, "the output")?;
+    apart(out, shape, "the output's strides")?;
     let Some(lse) = lse else { return Ok(()) };
     if lse.dtype != Dtype::F32 {
         let [got, expected] = [lse.dtype, Dtype::F32].map(|d| d.code().into());
         return Err(Error::Shape { what: "the dtype code of the log-sum-exp", got, expected });
     }
-    lse.validate("the log-sum-exp", [shape[0], shape[1], 1], caps)
+    lse.validate("the log-sum-exp", [shape[0], shape[1], 1], caps)?;
+    apart(lse, [shape[0], shape[1], 1], "the log-sum-exp's strides")
+}
+
+/// Checks that no two (row, head) pairs of an output share an element.
+fn apart<Buf>(view: &View<Buf>, [rows, heads, dim]: [u64; 3], what: &'static str) -> Result<()> {
+    let mut axes = [(view.strides[0], rows), (view.strides[1], heads)];
+    axes.sort_unstable();
+    let mut reach = dim;
+    for (stride, extent) in axes.into_iter().filter(|(_, extent)| *extent > 1) {
+        if stride < reach {
+            return Err(Error::Shape { what, got: stride, expected: reach });
+        }
+        reach = stride.saturating_mul(extent - 1).saturating_add(reach);
+    }
+    Ok(())
 }

@@ -25,14 +25,14 @@ impl TableSpace {
         self.end
     }
 
-    /// A span for at least `entries` entries; `None` past 2³² words.
-    pub(crate) fn take(&mut self, entries: u32) -> Option<Span> {
+    /// A span for at least `entries` entries; `None`, and nothing changed, past `maximum` words in all.
+    pub(crate) fn take(&mut self, entries: u32, maximum: u32) -> Option<Span> {
         let capacity = entries.max(SMALLEST).checked_next_power_of_two()?;
         let base = match self.free[capacity.ilog2() as usize].pop() {
             Some(base) => base,
             None => {
                 let base = self.end;
-                self.end = self.end.checked_add(capacity)?;
+                self.end = self.end.checked_add(capacity).filter(|end| *end <= maximum)?;
                 base
             }
         };
@@ -52,13 +52,14 @@ mod tests {
     #[test]
     fn spans_never_overlap_and_are_recycled() {
         let mut space = TableSpace::default();
-        let spans: Vec<Span> = [1, 16, 17, 100].iter().map(|&n| space.take(n).unwrap()).collect();
+        let spans: Vec<Span> = [1, 16, 17, 100].iter().map(|&n| space.take(n, 200).unwrap()).collect();
         for (a, b) in spans.iter().zip(&spans[1..]) {
             assert_eq!(a.base + a.capacity, b.base);
         }
         assert_eq!(space.words(), 16 + 16 + 32 + 128);
         space.give(spans[2]);
-        assert_eq!(space.take(20), Some(spans[2]));
+        assert_eq!(space.take(20, 200), Some(spans[2]));
+        assert_eq!(space.take(20, 200), None);
         assert_eq!(space.words(), 192);
     }
 }

@@ -29,7 +29,8 @@ impl<'a> Rows<'a> {
         Rows { seq, count, first: None, causal: true, window: None }
     }
 
-    /// `count` rows at positions `first`, `first + 1`, …; each sees the tokens up to its position.
+    /// `count` rows at positions `first`, `first + 1`, …; each sees the tokens up to its position, its own included, so
+    /// those must have been appended.
     pub fn at(seq: &'a Sequence, first: u64, count: u32) -> Self {
         Rows { first: Some(first), ..Rows::tail(seq, count) }
     }
@@ -41,7 +42,8 @@ impl<'a> Rows<'a> {
         self
     }
 
-    /// Every row sees at most the `tokens` tokens up to its position (its own included).
+    /// No row sees further back than `tokens` tokens up to its position (its own included). With [`full`](Self::full) it
+    /// still sees all later ones.
     #[must_use]
     pub fn window(mut self, tokens: u64) -> Self {
         self.window = Some(tokens);
@@ -100,11 +102,17 @@ impl<B: Backend> PagedStore<B> {
     /// rows, nor on where pages lie.
     ///
     /// # Errors
-    /// Unknown sequences or layers, views that do not fit, a scale that is not finite and positive, device errors.
+    /// Unknown sequences or layers, causal rows at positions past the end, views that do not fit, a scale that is not finite and positive, device errors.
     pub fn attend(&mut self, layer: usize, query: &Query<'_, B::Buffer>) -> Result<()> {
         self.reap();
         self.check_layer(layer)?;
-        query.rows.iter().try_for_each(|rows| self.layers(rows.seq).map(|_| ()))?;
+        for rows in query.rows {
+            let len = self.pages(rows.seq, layer)?.len;
+            let end = rows.first.map_or(0, |first| first.saturating_add(rows.count.into()));
+            if rows.causal && end > len {
+                return Err(Error::OffsetPastEnd { layer, offset: end, len });
+            }
+        }
         let count: u64 = query.rows.iter().map(|rows| u64::from(rows.count)).sum();
         let geometry = *self.geometry();
         check_query(query, count, &geometry, self.pool.backend.caps())?;

@@ -2,7 +2,9 @@
 
 use crate::{Error, Result};
 
-/// What an append does with infinite and NaN elements.
+/// What an append does with infinite and NaN elements of the K and V handed in.
+///
+/// A finite element too large for the page's format (above 65,504 in f16) is stored as infinity and not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NonFinite {
     /// Store their bits and count them.

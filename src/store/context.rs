@@ -64,9 +64,11 @@ pub struct SequenceContext {
 
 /// Page tables and lengths of some sequences in one layer, for a caller's own attention kernel.
 #[derive(Debug, Clone)]
-pub struct AttentionContext<'a, Buf> {
-    /// The frames that table entries name.
-    pub arena: Arena<'a, Buf>,
+pub struct AttentionContext<Buf> {
+    /// The slabs of frames that table entries name.
+    pub slabs: Vec<Buf>,
+    /// Index bits of a frame number: see [`record`](crate::record).
+    pub slab_shift: u32,
     /// The tables: u32 frame numbers on the device.
     pub tables: Buf,
     /// Layout of a page.
@@ -76,7 +78,8 @@ pub struct AttentionContext<'a, Buf> {
 }
 
 impl<B: Backend> PagedStore<B> {
-    /// A contiguous view of what a sequence holds in a layer, ordered after everything enqueued so far.
+    /// A contiguous view of what a sequence holds in a layer. Everything enqueued so far is handed to the device first, so
+    /// that work submitted to it afterwards sees the view complete.
     ///
     /// # Errors
     /// Unknown sequences or layers, or no memory for the gathered copy.
@@ -95,6 +98,7 @@ impl<B: Backend> PagedStore<B> {
             let (slab, index) = split_frame(first, shift);
             let buffer = self.pool.slabs[slab as usize].clone();
             let offset = u64::from(index) * stride;
+            self.flush()?;
             return Ok(ContextView { buffer, offset, pages: count, tokens, record, gathered: false });
         }
         let moves: Vec<Move> = frames.iter().zip(0..).map(|(&from, to)| Move { from, to }).collect();
@@ -105,14 +109,15 @@ impl<B: Backend> PagedStore<B> {
             let to = Place::Records { buffer: &buffer, offset: 0, stride };
             pool.backend.transfer(&mut pool.stream, &Transfer { record, from, to, moves: &moves })?;
         }
+        self.flush()?;
         Ok(ContextView { buffer, offset: 0, pages: count, tokens, record, gathered: true })
     }
 
-    /// Page tables and lengths for a caller's own kernel, ordered after everything enqueued so far.
+    /// Page tables and lengths for a caller's own kernel. Everything enqueued so far is handed to the device first.
     ///
     /// # Errors
     /// Unknown sequences or layers.
-    pub fn attention_context(&mut self, layer: usize, seqs: &[&Sequence]) -> Result<AttentionContext<'_, B::Buffer>> {
+    pub fn attention_context(&mut self, layer: usize, seqs: &[&Sequence]) -> Result<AttentionContext<B::Buffer>> {
         self.reap();
         seqs.iter().try_for_each(|seq| self.pages(seq, layer).map(|_| ()))?;
         let mut sequences = Vec::with_capacity(seqs.len());
@@ -123,6 +128,8 @@ impl<B: Backend> PagedStore<B> {
             sequences.push(SequenceContext { table, pages: pages.frames.len() as u32, tokens: pages.len });
         }
         let tables = self.pool.tables()?;
-        Ok(AttentionContext { arena: self.pool.arena(), tables, record: self.record, sequences })
+        let (slabs, slab_shift) = (self.pool.slabs.clone(), self.pool.frames.shift());
+        self.flush()?;
+        Ok(AttentionContext { slabs, slab_shift, tables, record: self.record, sequences })
     }
 }

@@ -59,6 +59,8 @@ impl<B: Backend> PagedStore<B> {
 
     /// Claims frames, in contiguous runs where there are such, so that every layer can hold `tokens` tokens in all.
     ///
+    /// They are for pages to come: the private copy of a page that is shared now still comes from the pool.
+    ///
     /// # Errors
     /// [`Error::UnknownSequence`]; [`Error::PageLimit`], and then nothing is reserved.
     pub fn reserve(&mut self, seq: &Sequence, tokens: u64) -> Result<()> {

@@ -6,7 +6,11 @@ use crate::backend::ops::{self, Arena, Place, Transfer, View};
 use crate::backend::params::{AppendRun, Move};
 use crate::backend::{Backend, DeviceBuffer};
 use crate::pages::layer::Fresh;
-use crate::{Error, Result};
+use crate::record::Record;
+use crate::{Error, Geometry, Result};
+
+/// Bytes that the views of one launch may span: the largest binding that every WebGPU device has, less its alignment.
+const NEAR: u64 = (128 << 20) - 4096;
 
 impl<B: Backend> PagedStore<B> {
     /// Enqueues the copies and the writes.
@@ -18,6 +22,11 @@ impl<B: Backend> PagedStore<B> {
     ) -> Result<()> {
         let groups = self.launches(layer, appends, planned);
         let counter = self.pool.counter()?;
+        // A launch that will be refused is found before the first one has written anything.
+        let caps = self.pool.backend.caps();
+        groups
+            .iter()
+            .try_for_each(|launch| launch.args(self.record, self.pool.arena(), &counter, true).validate(caps))?;
         if self.config.non_finite == NonFinite::Refuse {
             let before = self.pool.non_finite()? as u32;
             groups.iter().try_for_each(|launch| self.launch(launch, &counter, false))?;
@@ -42,23 +51,18 @@ impl<B: Backend> PagedStore<B> {
     }
 
     fn launch(&mut self, launch: &Launch<B::Buffer>, counter: &B::Buffer, write: bool) -> Result<()> {
-        let args = ops::Append {
-            record: self.record,
-            arena: Arena { slabs: &self.pool.slabs, slab_shift: self.pool.frames.shift() },
-            k: &launch.k,
-            v: &launch.v,
-            runs: &launch.runs,
-            non_finite: counter,
-            write,
-        };
-        self.pool.backend.append(&mut self.pool.stream, &args)
+        let pool = &mut self.pool;
+        let arena = Arena { slabs: &pool.slabs, slab_shift: pool.frames.shift() };
+        pool.backend.append(&mut pool.stream, &launch.args(self.record, arena, counter, write))
     }
 
     /// Groups appends whose views differ in nothing but the offset, and cuts their tokens into runs.
     fn launches(&self, layer: usize, appends: &[Append<'_, B::Buffer>], planned: &[Planned]) -> Vec<Launch<B::Buffer>> {
         let mut launches: Vec<Launch<B::Buffer>> = Vec::new();
-        for (append, plan) in appends.iter().zip(planned).filter(|(append, _)| append.tokens > 0) {
-            let found = launches.iter().position(|launch| launch.takes(append));
+        let mut sorted: Vec<_> = appends.iter().zip(planned).filter(|(append, _)| append.tokens > 0).collect();
+        sorted.sort_by_key(|(append, _)| (append.k.offset, append.v.offset));
+        for (append, plan) in sorted {
+            let found = launches.iter().position(|launch| launch.takes(append, self.geometry()));
             let at = found.unwrap_or_else(|| {
                 launches.push(Launch { k: append.k.clone(), v: append.v.clone(), runs: Vec::new() });
                 launches.len() - 1
@@ -112,16 +116,26 @@ struct Launch<Buf> {
 }
 
 impl<Buf: DeviceBuffer> Launch<Buf> {
-    /// Whether an append's views are this launch's views further on.
-    fn takes(&self, append: &Append<'_, Buf>) -> bool {
-        let further = |base: &View<Buf>, view: &View<Buf>| {
-            let reach = view.span([append.tokens.into(), 1, 1]).unwrap_or(u64::MAX);
+    fn args<'a>(
+        &'a self,
+        record: Record,
+        arena: Arena<'a, Buf>,
+        non_finite: &'a Buf,
+        write: bool,
+    ) -> ops::Append<'a, Buf> {
+        ops::Append { record, arena, k: &self.k, v: &self.v, runs: &self.runs, non_finite, write }
+    }
+
+    /// Whether an append's views are this launch's views further on, near enough for one binding.
+    fn takes(&self, append: &Append<'_, Buf>, geometry: &Geometry) -> bool {
+        let further = |base: &View<Buf>, view: &View<Buf>, dim: u32| {
+            let span = view.span([append.tokens.into(), geometry.kv_heads().into(), dim.into()]);
             base.strides == view.strides
                 && base.dtype == view.dtype
                 && base.offset <= view.offset
-                && (view.offset - base.offset) / view.dtype.bytes() + reach <= u64::from(u32::MAX >> 1)
+                && (view.offset - base.offset).saturating_add(span.unwrap_or(u64::MAX).saturating_mul(4)) <= NEAR
                 && base.buffer.same_memory(&view.buffer)
         };
-        further(&self.k, &append.k) && further(&self.v, &append.v)
+        further(&self.k, &append.k, geometry.k_dim()) && further(&self.v, &append.v, geometry.v_dim())
     }
 }

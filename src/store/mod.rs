@@ -142,7 +142,8 @@ impl<B: Backend> PagedStore<B> {
         self.insert((0..layers).map(|_| LayerPages::default()).collect())
     }
 
-    /// Gives a sequence's pages back now; the same as dropping the handle.
+    /// Gives a sequence's pages back now; the same as dropping the handle. (So another store's sequence is refused here,
+    /// but its own store takes it back all the same.)
     ///
     /// # Errors
     /// [`Error::UnknownSequence`] for another store's sequence.
@@ -217,7 +218,8 @@ impl<B: Backend> PagedStore<B> {
         }
     }
 
-    /// Infinite and NaN elements that all appends so far have met. Waits for the device.
+    /// Infinite and NaN elements of K and V that appends have met so far, refused ones included; counts modulo 2³². Waits
+    /// for the device.
     pub fn non_finite(&mut self) -> Result<u64> {
         self.pool.non_finite()
     }

@@ -45,7 +45,9 @@ impl<B: Backend> Pool<B> {
         let slab_bits = slabs.next_power_of_two().trailing_zeros();
         let frames = (slab_bytes / stride).min(1 << (31 - slab_bits));
         let limits = SlabLimits { frames, slabs };
-        let page_limit = config.page_limit.unwrap_or(frames * (slabs / 2).max(1));
+        let half = frames * (slabs / 2).max(1);
+        let memory = caps.memory_bytes.map_or(half, |bytes| half.min((bytes / stride).max(1)));
+        let page_limit = config.page_limit.unwrap_or(memory);
         if page_limit > limits.addressable() {
             return limit("max_slabs × max_slab_bytes / page", page_limit, limits.addressable(), "the page limit");
         }
@@ -80,6 +82,19 @@ impl<B: Backend> Pool<B> {
     /// Adds slabs until `more` frames are free.
     pub(super) fn grow_for(&mut self, more: u64, layer: usize) -> Result<()> {
         let target = self.require(more, layer)?;
+        match self.grow_to(target) {
+            Ok(()) => Ok(()),
+            Err(_) if self.frames.free() >= more => Ok(()),
+            // There may be room for what is needed where there is none for twice as much.
+            Err(error) => {
+                let required = self.frames.capacity() - self.frames.free() + more;
+                let least = required.next_multiple_of(self.step).min(self.page_limit);
+                if least < target { self.grow_to(least) } else { Err(error) }
+            }
+        }
+    }
+
+    fn grow_to(&mut self, target: u64) -> Result<()> {
         let capacity = self.frames.capacity();
         for frames in self.limits.add(self.slabs.len() as u64, capacity, target, self.page_limit) {
             let bytes = u64::from(frames) * self.record.frame_stride();
@@ -102,8 +117,9 @@ impl<B: Backend> Pool<B> {
     pub(super) fn upload_table(&mut self, pages: &mut LayerPages) -> Result<()> {
         let needed = pages.frames.len() as u32;
         if pages.span.is_none_or(|span| span.capacity < needed) {
-            let too_large = Error::TooLarge { what: "the page tables", value: needed.into(), maximum: u32::MAX.into() };
-            let span = self.table_space.take(needed).ok_or(too_large)?;
+            let maximum = (self.backend.caps().max_slab_bytes / 4).min(u32::MAX.into());
+            let too_large = Error::TooLarge { what: "the words of the page tables", value: needed.into(), maximum };
+            let span = self.table_space.take(needed, maximum as u32).ok_or(too_large)?;
             if let Some(old) = pages.span.replace(span) {
                 self.table_space.give(old);
             }
@@ -122,7 +138,9 @@ impl<B: Backend> Pool<B> {
 
     /// The tables buffer, large enough for every span handed out.
     pub(super) fn tables(&mut self) -> Result<B::Buffer> {
-        let bytes = u64::from(self.table_space.words()).max(SMALLEST_TABLES).next_power_of_two() * 4;
+        let words = u64::from(self.table_space.words());
+        let largest = self.backend.caps().max_slab_bytes / 4;
+        let bytes = words.max(SMALLEST_TABLES).next_power_of_two().min(largest.max(words)) * 4;
         match &self.tables {
             Some(tables) if tables.bytes() >= bytes => Ok(tables.clone()),
             old => {

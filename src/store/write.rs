@@ -123,7 +123,7 @@ impl<B: Backend> PagedStore<B> {
             let mut owners = Owners::default();
             for &(seq, tokens) in step {
                 let pages = self.pages(seq, layer)?;
-                let end = checked_end(pages.len, tokens)?;
+                let end = self.check_end(layer, pages.len, tokens)?;
                 let page_size = self.geometry().page_tokens().into();
                 let fresh = fresh_pages(pages, pages.len..end, page_size, &self.pool.frames, &mut owners);
                 let new = fresh.iter().filter(|(_, why)| *why == Fresh::New).count() as u64;
@@ -157,7 +157,7 @@ impl<B: Backend> PagedStore<B> {
             if offset > len {
                 return Err(Error::OffsetPastEnd { layer, offset, len });
             }
-            checked_end(offset, append.tokens.into())?;
+            self.check_end(layer, offset, append.tokens.into())?;
             let shape = |dim: u32| [append.tokens.into(), geometry.kv_heads().into(), dim.into()];
             append.k.validate("K", shape(geometry.k_dim()), caps)?;
             append.v.validate("V", shape(geometry.v_dim()), caps)?;
@@ -231,13 +231,14 @@ impl<B: Backend> PagedStore<B> {
         }
         pages.len = pages.len.max(plan.end);
     }
-}
 
-fn checked_end(offset: u64, tokens: u64) -> Result<u64> {
-    match offset.checked_add(tokens) {
-        Some(end) if end <= MAX_TOKENS => Ok(end),
-        end => {
-            Err(Error::TooLarge { what: "the sequence's length", value: end.unwrap_or(u64::MAX), maximum: MAX_TOKENS })
+    /// The end of a write, if one sequence may hold so many tokens and so many pages.
+    fn check_end(&self, layer: usize, offset: u64, tokens: u64) -> Result<u64> {
+        let end = offset.saturating_add(tokens);
+        if end > MAX_TOKENS {
+            return Err(Error::TooLarge { what: "the sequence's length", value: end, maximum: MAX_TOKENS });
         }
+        let (required, maximum) = (self.geometry().pages_for(end), self.pool.page_limit);
+        if required > maximum { Err(Error::PageLimit { layer, required, maximum }) } else { Ok(end) }
     }
 }

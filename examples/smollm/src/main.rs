@@ -185,8 +185,8 @@ fn replay(args: &Args, file: &Path) -> Result<()> {
     for error in &errors {
         println!("layer {:<3} relative error {:.1e}", error.layer, error.relative_l2);
     }
-    let worst = errors.iter().map(|error| error.relative_l2).fold(0.0, f64::max);
-    ensure!(worst < 1e-5, "the worst relative error is {worst:e}");
+    let close = errors.iter().all(|error| error.relative_l2 < 1e-5);
+    ensure!(close && !errors.is_empty(), "attention through pages is not what it should be");
     Ok(())
 }
 

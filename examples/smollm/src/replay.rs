@@ -32,12 +32,14 @@ impl Recording {
         let positions = file.tensor("positions")?.data().chunks_exact(4);
         let positions = positions.map(|p| p.iter().rev().fold(0, |n, &byte| n << 8 | usize::from(byte)));
         let positions: Vec<usize> = positions.collect();
+        ensure!(!positions.is_empty(), "the file holds no positions");
         let names = file.names().into_iter();
         let numbers: BTreeSet<usize> =
             names.filter_map(|name| name.strip_prefix("layer")?.split('.').next()?.parse().ok()).collect();
         let first = numbers.first().context("the file holds no layer")?;
         let (k, q) = (file.tensor(&format!("layer{first}.k"))?, file.tensor(&format!("layer{first}.q"))?);
         let (&[tokens, kv, dim], &[_, query, _]) = (k.shape(), q.shape()) else { bail!("the tensors have other axes") };
+        ensure!(positions.iter().all(|&position| position < tokens), "a position is past the last token");
         let read = |name: String| -> Result<Vec<f32>> {
             let data = file.tensor(&name)?.data().chunks_exact(2);
             Ok(data.map(|x| bf16::from_le_bytes([x[0], x[1]]).to_f32()).collect())

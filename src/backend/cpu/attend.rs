@@ -142,8 +142,9 @@ pub(super) fn merge(args: &Merge<'_, CpuBuffer>) {
                 o.iter_mut().zip(0..).for_each(|(o, at)| *o = *o * keep + word(at) * take);
                 m = top;
             }
-            let lse = if l > 0.0 { (m + l.log2()) * LN_2 } else { f32::NEG_INFINITY };
-            if l > 0.0 {
+            // NaN, from a NaN that the row saw, is not "nothing was visible".
+            let lse = if l != 0.0 { (m + l.log2()) * LN_2 } else { f32::NEG_INFINITY };
+            if l != 0.0 {
                 o.iter_mut().for_each(|o| *o /= l);
             }
             write(args, row as u64, head.into(), &o, lse);

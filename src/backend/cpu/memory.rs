@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 /// The words are atomic (relaxed, so plain loads and stores to the machine) because handles are shared freely.
 #[derive(Clone)]
 pub struct CpuBuffer {
-    words: Arc<[AtomicU32]>,
+    words: Arc<Vec<AtomicU32>>,
     device: DeviceId,
 }
 
@@ -45,7 +45,7 @@ impl CpuBuffer {
         let mut memory = Vec::new();
         memory.try_reserve_exact(words).ok()?;
         memory.resize_with(words, || AtomicU32::new(0));
-        Some(CpuBuffer { words: memory.into(), device })
+        Some(CpuBuffer { words: Arc::new(memory), device })
     }
 
     /// Word `at`.

@@ -9,7 +9,7 @@ mod transfer;
 
 pub use memory::CpuBuffer;
 
-use super::ops::{Append, Attend, Merge, Transfer, on_device, range};
+use super::ops::{Append, Attend, Merge, Transfer, copy_sides, on_device, range};
 use super::{Backend, Caps, DeviceId};
 use crate::{Error, PageFormat, Result};
 use std::sync::Arc;
@@ -38,6 +38,7 @@ impl CpuBackend {
             device: DeviceId::unique(),
             max_slabs: 64,
             max_slab_bytes: 1 << 40,
+            memory_bytes: None,
             query_tile: 32,
             formats: |_| &PageFormat::ALL,
             limits: vec![("threads", threads)],
@@ -87,8 +88,7 @@ impl Backend for CpuBackend {
     }
 
     fn copy(&self, _: &mut CpuStream, src: (&CpuBuffer, u64), dst: (&CpuBuffer, u64), bytes: u64) -> Result<()> {
-        range(src.0, src.1, bytes, "the source of a copy", &self.caps)?;
-        range(dst.0, dst.1, bytes, "the destination of a copy", &self.caps)?;
+        copy_sides(src, dst, bytes, &self.caps)?;
         memory::copy_words((src.0, src.1 / 4), (dst.0, dst.1 / 4), bytes / 4);
         Ok(())
     }

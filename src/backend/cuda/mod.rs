@@ -20,7 +20,7 @@ pub use cudarc;
 pub use memory::CudaMemory;
 pub use stream::{CudaEvent, CudaStream};
 
-use super::ops::{Append, Attend, Merge, Transfer, range};
+use super::ops::{Append, Attend, Merge, Transfer, copy_sides, range};
 use super::{Backend, Caps, DeviceId};
 use crate::{Error, PageFormat, Result};
 use cudarc::driver::{CudaContext, result, sys};
@@ -84,7 +84,8 @@ impl CudaBackend {
         &self.inner.context
     }
 
-    /// Uses a stream that the caller has; work enqueued here and by the caller happens in the order of the calls.
+    /// Uses a stream that the caller has; work enqueued here and by the caller happens in the order of the calls. While
+    /// the stream is being captured into a graph, calls on it are refused.
     ///
     /// # Safety
     /// - `raw` is a stream of this backend's [`context`](Self::context), or the default stream of it (null).
@@ -122,7 +123,13 @@ impl CudaBackend {
         if stream.device() != self.id() {
             return Err(Error::WrongDevice { what: "a stream" });
         }
-        self.inner.context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))
+        self.inner.context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
+        if stream.is_captured()? {
+            // A replay would read host memory that a later call has filled anew.
+            let format = "a stream that is being captured".into();
+            return Err(Error::Unsupported { backend: self.caps().backend, operation: "work", format });
+        }
+        Ok(())
     }
 }
 
@@ -173,8 +180,7 @@ impl Backend for CudaBackend {
         dst: (&CudaMemory, u64),
         bytes: u64,
     ) -> Result<()> {
-        range(src.0, src.1, bytes, "the source of a copy", self.caps())?;
-        range(dst.0, dst.1, bytes, "the destination of a copy", self.caps())?;
+        copy_sides(src, dst, bytes, self.caps())?;
         self.enter(stream)?;
         if bytes == 0 {
             return Ok(());

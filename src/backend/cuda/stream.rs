@@ -58,6 +58,16 @@ impl CudaStream {
         Ok(CudaStream { raw, owned: false, context: Arc::clone(context), device, staging, descriptors })
     }
 
+    /// Whether the caller is capturing the stream into a graph. Streams of our own are never captured.
+    pub(super) fn is_captured(&self) -> Result<bool> {
+        if self.owned {
+            return Ok(false);
+        }
+        // SAFETY: the stream exists: `wrap_stream` demands it.
+        let status = unsafe { result::stream::is_capturing(self.raw) }.map_err(failed("cuStreamIsCapturing"))?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
     /// The driver's handle, for work of the caller's own.
     pub fn raw(&self) -> sys::CUstream {
         self.raw

@@ -205,6 +205,7 @@ fn caps(limits: &Limits, adapter: String) -> Caps {
         // The largest power of two: kernels are compiled for those.
         max_slabs: 1 << slabs.ilog2(),
         max_slab_bytes: largest,
+        memory_bytes: None,
         query_tile: QUERY_TILE,
         formats: |_| &PageFormat::ALL,
         limits: shown,

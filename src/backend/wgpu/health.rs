@@ -56,16 +56,19 @@ impl Health {
             // Short work is met at once, long work costs the host little.
             std::thread::sleep((waited / 16).min(LONGEST_NAP));
         }
-        // Says so when the submission was refused, as it is on a lost device.
-        let submission_index = Some(submission.index.clone());
-        self.poll(device, PollType::Wait { submission_index, timeout: None })
+        Ok(())
     }
 
     /// Whether a submission has finished; returns at once.
     pub(super) fn is_done(&self, device: &Device, submission: &Submission) -> Result<bool> {
         // Not a wait with a time limit: wgpu panics when one ends just as another thread sees the queue run empty.
         self.poll(device, PollType::Poll)?;
-        Ok(submission.done.load(Ordering::Acquire))
+        let done = submission.done.load(Ordering::Acquire);
+        if done {
+            // Says so when the submission was refused, as it is on a lost device; it has nothing left to wait for.
+            self.poll(device, PollType::Wait { submission_index: Some(submission.index.clone()), timeout: None })?;
+        }
+        Ok(done)
     }
 
     /// Polls the device. wgpu panics when it finds it lost; here that is an error like any other.

@@ -1,14 +1,13 @@
 //! How do bytes get from the host to the device, within it, and back?
 
+use super::WgpuBuffer;
 use super::dispatch::{Dispatch, FOLD};
 use super::health::{device_error, scoped};
 use super::kernels::Kernel;
 use super::memory::create_buffer;
 use super::stream::{RING_BYTES, WgpuStream};
-use super::{NAME, WgpuBuffer};
-use crate::backend::DeviceBuffer;
-use crate::backend::ops::range;
-use crate::{Error, Result};
+use crate::Result;
+use crate::backend::ops::{copy_sides, range};
 use ::wgpu::{BufferUsages, MapMode};
 use bytemuck::{Pod, Zeroable};
 use std::sync::{Arc, OnceLock};
@@ -93,12 +92,7 @@ pub(super) fn copy(
     bytes: u64,
 ) -> Result<()> {
     let caps = &stream.shared.caps;
-    range(src.0, src.1, bytes, "the source of a copy", caps)?;
-    range(dst.0, dst.1, bytes, "the destination of a copy", caps)?;
-    if src.0.same_memory(dst.0) {
-        let format = "one buffer as source and destination".to_owned();
-        return Err(Error::Unsupported { backend: NAME, operation: "copy", format });
-    }
+    copy_sides(src, dst, bytes, caps)?;
     if bytes > 0 {
         stream.encoder().copy_buffer_to_buffer(src.0.raw(), src.1, dst.0.raw(), dst.1, bytes);
     }

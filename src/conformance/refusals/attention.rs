@@ -9,7 +9,7 @@ use super::super::values::poison;
 use super::{beyond, misaligned, outside, shape};
 use crate::attention::state_words;
 use crate::backend::Backend;
-use crate::backend::ops::{Attend, Merge};
+use crate::backend::ops::{Arena, Attend, Merge};
 use crate::backend::params::{MergeRow, Row, Tile};
 use crate::{Dtype, Error, Geometry, PageFormat, View};
 
@@ -35,16 +35,24 @@ pub(super) fn attend<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
         (Tile { row: 2, ..tiles[0] }, shape),
         (Tile { row: u32::MAX, rows: 2, ..tiles[0] }, shape),
         (Tile { item: 1, ..tiles[0] }, shape),
+        (Tile { split: u32::MAX, ..tiles[0] }, beyond),
         (Tile { table: 1 << 20, ..tiles[0] }, outside),
         (Tile { table: u32::MAX, ..tiles[0] }, outside),
     ] {
         let args = Attend { tiles: &[tile], ..good() };
         check.refused(&format!("{tile:?}"), backend.attend(&mut bench.stream, &args), kind);
     }
-    for row in [Row { state: 3, ..rows[0] }, Row { state: u32::MAX, ..rows[0] }, Row { end: 4000, ..rows[0] }] {
+    for (row, kind) in [
+        (Row { state: 3, ..rows[0] }, beyond as fn(&Error) -> bool),
+        (Row { state: u32::MAX, ..rows[0] }, beyond),
+        (Row { end: 4000, ..rows[0] }, beyond),
+        (Row { split: 5, ..rows[0] }, shape),
+    ] {
         let args = Attend { rows: &[row, rows[1]], ..good() };
-        check.refused(&format!("{row:?}"), backend.attend(&mut bench.stream, &args), beyond);
+        check.refused(&format!("{row:?}"), backend.attend(&mut bench.stream, &args), kind);
     }
+    let args = Attend { arena: Arena { slab_shift: 32, ..good().arena }, ..good() };
+    check.refused("32 index bits", backend.attend(&mut bench.stream, &args), beyond);
     let small = bench.filled("small", words - 4, 7)?;
     let args = Attend { states: &small, ..good() };
     check.refused("too few states", backend.attend(&mut bench.stream, &args), outside);

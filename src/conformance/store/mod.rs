@@ -356,8 +356,8 @@ pub(super) fn attention_contexts<B: Backend>(backend: &B, format: PageFormat) ->
         write(backend, &mut store, &seqs[1], &k.slice(0, 1), &v.slice(0, 1))?;
     }
     let context = store.attention_context(0, &[&seqs[1], &seqs[0]])?;
-    let (record, slab_shift, one) = (context.record, context.arena.slab_shift, context.sequences[1]);
-    let (slabs, tables) = (context.arena.slabs.to_vec(), context.tables.clone());
+    let (record, slab_shift, one) = (context.record, context.slab_shift, context.sequences[1]);
+    let (slabs, tables) = (context.slabs, context.tables);
     let mut table = vec![0u32; one.pages as usize];
     store.download(&tables, u64::from(one.table) * 4, bytemuck::cast_slice_mut(&mut table))?;
     let mut got = Vec::new();

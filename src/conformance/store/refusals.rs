@@ -53,6 +53,12 @@ pub(super) fn bad_input<B: Backend>(backend: &B, format: PageFormat) -> Verdict 
     expect("reserve too much", matches!(store.reserve(&seq, 1000), Err(E::PageLimit { .. })));
     expect("preflight too much", matches!(store.preflight(&[(&seq, 1000)]), Err(E::PageLimit { .. })));
 
+    let vast = store.preflight(&[(&seq, 4_000_000_000)]);
+    expect("preflight of a vast step", matches!(vast, Err(E::PageLimit { .. })));
+    let itself = context_view(&mut store, &seq)?;
+    let alias = Append::new(&seq, 1, itself.clone(), itself);
+    expect("K in the pages themselves", matches!(store.append(0, &[alias.at(0)]), Err(E::Unsupported { .. })));
+
     let q = view(backend, &mut store, &Tensor::normal(Dtype::F32, [1, 4, 16], 3))?;
     let out = View::dense(backend.alloc("test output", 256)?, Dtype::F32, 4, 16);
     let rows = [Rows::decode(&seq)];
@@ -63,6 +69,13 @@ pub(super) fn bad_input<B: Backend>(backend: &B, format: PageFormat) -> Verdict 
     let two = [Rows::tail(&seq, 2)];
     let short = store.attend(0, &Query::new(&two, q.clone(), out.clone()));
     expect("too few queries", matches!(short, Err(E::OutOfBounds { what: "Q", .. })));
+    let late = [Rows::at(&seq, 20, 1)];
+    let answer = store.attend(0, &Query::new(&late, q.clone(), out.clone()));
+    expect("a position past the end", matches!(answer, Err(E::OffsetPastEnd { offset: 21, len: 20, .. })));
+    let many = [Rows::tail(&seq, u32::MAX)];
+    let one_row = |view: &View<B::Buffer>| View { strides: [0, 16, 1], ..view.clone() };
+    let answer = store.attend(0, &Query::new(&many, one_row(&q), one_row(&out)));
+    expect("rows that share their output", matches!(answer, Err(E::Shape { .. })));
     let odd = View { strides: [64, 16, 2], ..out.clone() };
     expect("output strides", store.attend(0, &Query::new(&rows, q.clone(), odd)).is_err());
     let lse = View::dense(out.buffer.clone(), Dtype::F16, 4, 1);
@@ -77,6 +90,13 @@ pub(super) fn bad_input<B: Backend>(backend: &B, format: PageFormat) -> Verdict 
     expect("bytes unchanged", before.0 == after.0);
     expect("counts unchanged", books(&before.1) == books(&after.1) && store.is_consistent());
     if wrong.is_empty() { Ok(measure_zero("bad input".into())) } else { Err(Failure(wrong.join(", "))) }
+}
+
+/// A sequence's own pages as an input tensor.
+fn context_view<B: Backend>(store: &mut PagedStore<B>, seq: &crate::Sequence) -> Result<View<B::Buffer>, Failure> {
+    let context = store.context(0, seq)?;
+    let dtype = store.geometry().page_format().dtype();
+    Ok(View { offset: context.offset, ..View::dense(context.buffer, dtype, 2, 16) })
 }
 
 /// Memory of another device of the same kind is refused. `other` is a second opening of the backend.
