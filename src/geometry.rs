@@ -178,7 +178,10 @@ impl Geometry {
 
     /// Query heads that read the same KV head.
     pub const fn group(&self) -> u32 {
-        if self.kv_heads == 0 { 0 } else { self.q_heads / self.kv_heads }
+        match self.q_heads.checked_div(self.kv_heads) {
+            Some(group) => group,
+            None => 0,
+        }
     }
 
     /// Elements of a key (and query) head.
