@@ -1,6 +1,6 @@
 //! The backend that is chosen at run time: one type for whichever device is there.
 
-use super::cpu::{CpuBackend, CpuBuffer};
+use super::cpu::CpuBackend;
 use super::ops::{Append, Arena, Attend, Merge, Place, Transfer, View};
 use super::{Backend, Caps, DeviceBuffer, DeviceId};
 use crate::{Error, Result};
@@ -187,12 +187,6 @@ impl Device {
         #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
         missing.clear();
         (devices, missing)
-    }
-}
-
-impl From<CpuBuffer> for DeviceMemory {
-    fn from(buffer: CpuBuffer) -> Self {
-        DeviceMemory::Cpu(buffer)
     }
 }
 

@@ -17,6 +17,7 @@ pub mod cuda;
 mod device;
 pub mod ops;
 pub mod params;
+mod view;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
