@@ -174,6 +174,70 @@ pub enum Error {
         /// What the runtime said.
         message: String,
     },
+    /// A page could not be written to its tier or read back. The page's tokens are where they were; nothing was attended.
+    #[error("page {page} of sequence {sequence}, layer {layer}: {fault}")]
+    Page {
+        /// The sequence's number.
+        sequence: u64,
+        /// The layer.
+        layer: usize,
+        /// The page: tokens `page × page_size` and on.
+        page: u64,
+        /// What went wrong.
+        fault: PageFault,
+    },
+    /// The tier has no room for more pages.
+    #[error("{tier} is full: {required} more pages are needed, {free} of {capacity} are free")]
+    TierFull {
+        /// The tier's name.
+        tier: String,
+        /// Pages that had to be written.
+        required: u64,
+        /// Free pages.
+        free: u64,
+        /// Pages that the tier may hold.
+        capacity: u64,
+    },
+    /// Too few frames of the device budget can be freed for what a call needs on the device at once.
+    #[error("{required} frames are needed at once, but only {evictable} of {frames} can be freed ({pinned} pinned)")]
+    NothingEvictable {
+        /// Frames needed.
+        required: u64,
+        /// Frames that are free or could be freed.
+        evictable: u64,
+        /// Frames of the device budget.
+        frames: u64,
+        /// Frames that are pinned.
+        pinned: u64,
+    },
+    /// A store file belongs to another geometry, format, model or version.
+    #[error("{path}: its {what} is {found}, but {expected} is expected")]
+    WrongFile {
+        /// The file.
+        path: String,
+        /// Which part of its header.
+        what: &'static str,
+        /// What the header says.
+        found: String,
+        /// What was asked for.
+        expected: String,
+    },
+    /// A store file is open elsewhere.
+    #[error("{path} is in use by another store")]
+    Locked {
+        /// The file.
+        path: String,
+    },
+    /// The operating system refused something that concerns a file as a whole.
+    #[error("{path}: {operation}: {message}")]
+    File {
+        /// The file.
+        path: String,
+        /// What was tried.
+        operation: &'static str,
+        /// What the system said.
+        message: String,
+    },
     /// A wait did not end in time.
     #[error("{backend}: no answer within {seconds} seconds")]
     Timeout {
@@ -181,6 +245,72 @@ pub enum Error {
         backend: &'static str,
         /// How long it was waited.
         seconds: u64,
+    },
+}
+
+/// Why one page could not be written to a tier or read back.
+#[non_exhaustive]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PageFault {
+    /// The operating system refused the transfer.
+    #[error("{operation} of slot {slot} failed: {message}")]
+    Io {
+        /// `read` or `write`.
+        operation: &'static str,
+        /// The slot of the tier.
+        slot: u32,
+        /// What the system said.
+        message: String,
+        /// Its error number, where there is one.
+        code: Option<i32>,
+    },
+    /// The storage is full (`ENOSPC`, or a quota of the file system).
+    #[error("no space for slot {slot}: {message}")]
+    NoSpace {
+        /// The slot of the tier.
+        slot: u32,
+        /// What the system said.
+        message: String,
+    },
+    /// The file ended early.
+    #[error("short read of slot {slot}: {got} of {expected} bytes")]
+    Short {
+        /// The slot of the tier.
+        slot: u32,
+        /// Bytes read.
+        got: u64,
+        /// Bytes of the record.
+        expected: u64,
+    },
+    /// The bytes are not those that were written: damaged, torn, or of another generation.
+    #[error(
+        "slot {slot} is corrupt: checksum {found:#018x}, but {expected:#018x} was written (generation {generation})"
+    )]
+    Corrupt {
+        /// The slot of the tier.
+        slot: u32,
+        /// The generation that was asked for.
+        generation: u64,
+        /// Checksum of what was read.
+        found: u64,
+        /// Checksum of what was written.
+        expected: u64,
+    },
+    /// The slot holds another generation than the page's: it was written anew since.
+    #[error("slot {slot} holds generation {found}, but {expected} is expected")]
+    Generation {
+        /// The slot of the tier.
+        slot: u32,
+        /// The generation found.
+        found: u64,
+        /// The generation asked for.
+        expected: u64,
+    },
+    /// The tier is gone: its threads have ended or it was closed.
+    #[error("slot {slot}: the tier is closed")]
+    Closed {
+        /// The slot of the tier.
+        slot: u32,
     },
 }
 

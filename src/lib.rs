@@ -23,7 +23,7 @@ mod store;
 
 pub use backend::ops::View;
 pub use backend::{Backend, Caps, Device, DeviceBuffer};
-pub use error::{Error, Result};
+pub use error::{Error, PageFault, Result};
 pub use geometry::{Dtype, Geometry, PageFormat};
 pub use store::{
     Append, AttentionContext, ContextView, NonFinite, PagedStore, Query, Rows, Sequence, SequenceContext, Stats,

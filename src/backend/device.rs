@@ -1,9 +1,10 @@
 //! The backend that is chosen at run time: one type for whichever device is there.
 
 use super::cpu::CpuBackend;
-use super::ops::{Append, Arena, Attend, Merge, Place, Transfer, View};
-use super::{Backend, Caps, DeviceBuffer, DeviceId};
+use super::ops::{Append, Arena, Attend, Fold, Merge, Place, Transfer, View};
+use super::{Backend, Caps, DeviceBuffer, DeviceId, HostMemory, HostUse, Swap};
 use crate::{Error, Result};
+use std::time::Duration;
 
 #[cfg(feature = "cuda")]
 use super::cuda::CudaBackend;
@@ -45,12 +46,29 @@ macro_rules! devices {
             $variant(<$backend as Backend>::Event),)*
         }
 
-        impl DeviceBuffer for DeviceMemory {
+        /// Host memory of a [`Device`].
+        #[derive(Debug, Clone)]
+        #[non_exhaustive]
+        pub enum DeviceHost {
+            $($(#[$cfg])* #[allow(missing_docs, reason = "named after the backend")]
+            $variant(<$backend as Backend>::Host),)*
+        }
+
+        impl HostMemory for DeviceHost {
             fn bytes(&self) -> u64 {
-                match self { $($(#[$cfg])* DeviceMemory::$variant(buffer) => buffer.bytes(),)* }
+                match self { $($(#[$cfg])* DeviceHost::$variant(host) => HostMemory::bytes(host),)* }
             }
             fn device(&self) -> DeviceId {
-                match self { $($(#[$cfg])* DeviceMemory::$variant(buffer) => buffer.device(),)* }
+                match self { $($(#[$cfg])* DeviceHost::$variant(host) => HostMemory::device(host),)* }
+            }
+        }
+
+        impl DeviceBuffer for DeviceMemory {
+            fn bytes(&self) -> u64 {
+                match self { $($(#[$cfg])* DeviceMemory::$variant(buffer) => DeviceBuffer::bytes(buffer),)* }
+            }
+            fn device(&self) -> DeviceId {
+                match self { $($(#[$cfg])* DeviceMemory::$variant(buffer) => DeviceBuffer::device(buffer),)* }
             }
             fn same_memory(&self, other: &Self) -> bool {
                 match (self, other) {
@@ -85,6 +103,14 @@ macro_rules! devices {
                         _ => Err(Error::WrongDevice { what: "an event" }),
                     }
                 }
+                fn take_host(host: &DeviceHost) -> Result<&Self::Host> {
+                    match host {
+                        DeviceHost::$variant(host) => Ok(host),
+                        #[allow(unreachable_patterns, reason = "the only variant when no backend feature is on")]
+                        _ => Err(Error::WrongDevice { what: "host memory" }),
+                    }
+                }
+                fn wrap_host(host: Self::Host) -> DeviceHost { DeviceHost::$variant(host) }
                 fn wrap_buffer(buffer: Self::Buffer) -> DeviceMemory { DeviceMemory::$variant(buffer) }
                 fn wrap_stream(stream: Self::Stream) -> DeviceStream { DeviceStream::$variant(stream) }
                 fn wrap_event(event: Self::Event) -> DeviceEvent { DeviceEvent::$variant(event) }
@@ -109,6 +135,8 @@ trait Chosen: Backend {
     fn take_buffer(memory: &DeviceMemory) -> Result<&Self::Buffer>;
     fn take_stream(stream: &mut DeviceStream) -> Result<&mut Self::Stream>;
     fn take_event(event: &DeviceEvent) -> Result<&Self::Event>;
+    fn take_host(host: &DeviceHost) -> Result<&Self::Host>;
+    fn wrap_host(host: Self::Host) -> DeviceHost;
     fn wrap_buffer(buffer: Self::Buffer) -> DeviceMemory;
     fn wrap_stream(stream: Self::Stream) -> DeviceStream;
     fn wrap_event(event: Self::Event) -> DeviceEvent;
@@ -254,6 +282,51 @@ fn merge<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Merge<'_, Dev
     backend.merge(B::take_stream(stream)?, &args)
 }
 
+fn fold<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Fold<'_, DeviceMemory>) -> Result<()> {
+    let states = B::take_buffer(args.states)?;
+    backend.fold(B::take_stream(stream)?, &Fold { states, rows: args.rows, q_heads: args.q_heads, v_dim: args.v_dim })
+}
+
+/// Both directions of a swap.
+fn swap<B: Chosen>(
+    backend: &B,
+    stream: &mut DeviceStream,
+    args: &Swap<'_, DeviceMemory, DeviceHost>,
+    out: bool,
+) -> Result<()> {
+    let slabs = B::slabs(args.arena)?;
+    let args = Swap {
+        record: args.record,
+        arena: Arena { slabs: &slabs, slab_shift: args.arena.slab_shift },
+        host: B::take_host(args.host)?,
+        offset: args.offset,
+        stride: args.stride,
+        moves: args.moves,
+    };
+    let stream = B::take_stream(stream)?;
+    if out { backend.swap_out(stream, &args) } else { backend.swap_in(stream, &args) }
+}
+
+fn alloc_host<B: Chosen>(backend: &B, label: &str, bytes: u64, usage: HostUse) -> Result<DeviceHost> {
+    backend.alloc_host(label, bytes, usage).map(B::wrap_host)
+}
+
+fn read_host<B: Chosen>(backend: &B, host: &DeviceHost, offset: u64, out: &mut [u8]) -> Result<()> {
+    backend.read_host(B::take_host(host)?, offset, out)
+}
+
+fn write_host<B: Chosen>(backend: &B, host: &DeviceHost, offset: u64, data: &[u8]) -> Result<()> {
+    backend.write_host(B::take_host(host)?, offset, data)
+}
+
+fn finish<B: Chosen>(backend: &B, event: &DeviceEvent) -> Result<()> {
+    backend.finish(B::take_event(event)?)
+}
+
+fn elapsed<B: Chosen>(backend: &B, from: &DeviceEvent, to: &DeviceEvent) -> Result<Option<Duration>> {
+    backend.elapsed(B::take_event(from)?, B::take_event(to)?)
+}
+
 fn upload<B: Chosen>(
     backend: &B,
     stream: &mut DeviceStream,
@@ -327,6 +400,7 @@ impl Backend for Device {
     type Buffer = DeviceMemory;
     type Stream = DeviceStream;
     type Event = DeviceEvent;
+    type Host = DeviceHost;
 
     fn caps(&self) -> &Caps {
         on!(self, b => b.caps())
@@ -396,5 +470,37 @@ impl Backend for Device {
 
     fn merge(&self, stream: &mut DeviceStream, args: &Merge<'_, DeviceMemory>) -> Result<()> {
         on!(self, b => merge(b, stream, args))
+    }
+
+    fn fold(&self, stream: &mut DeviceStream, args: &Fold<'_, DeviceMemory>) -> Result<()> {
+        on!(self, b => fold(b, stream, args))
+    }
+
+    fn finish(&self, event: &DeviceEvent) -> Result<()> {
+        on!(self, b => finish(b, event))
+    }
+
+    fn elapsed(&self, from: &DeviceEvent, to: &DeviceEvent) -> Result<Option<Duration>> {
+        on!(self, b => elapsed(b, from, to))
+    }
+
+    fn alloc_host(&self, label: &str, bytes: u64, usage: HostUse) -> Result<DeviceHost> {
+        on!(self, b => alloc_host(b, label, bytes, usage))
+    }
+
+    fn read_host(&self, host: &DeviceHost, offset: u64, out: &mut [u8]) -> Result<()> {
+        on!(self, b => read_host(b, host, offset, out))
+    }
+
+    fn write_host(&self, host: &DeviceHost, offset: u64, data: &[u8]) -> Result<()> {
+        on!(self, b => write_host(b, host, offset, data))
+    }
+
+    fn swap_out(&self, stream: &mut DeviceStream, args: &Swap<'_, DeviceMemory, DeviceHost>) -> Result<()> {
+        on!(self, b => swap(b, stream, args, true))
+    }
+
+    fn swap_in(&self, stream: &mut DeviceStream, args: &Swap<'_, DeviceMemory, DeviceHost>) -> Result<()> {
+        on!(self, b => swap(b, stream, args, false))
     }
 }

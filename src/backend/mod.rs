@@ -15,18 +15,22 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
+mod host;
 pub mod ops;
 pub mod params;
 mod view;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
-pub use device::{Device, DeviceEvent, DeviceMemory, DeviceStream};
-use ops::{Append, Attend, Merge, Transfer};
+pub use device::{Device, DeviceEvent, DeviceHost, DeviceMemory, DeviceStream};
+pub(crate) use host::host_range;
+pub use host::{HostMemory, HostUse, Swap};
+use ops::{Append, Attend, Fold, Merge, Transfer};
 
 use crate::{PageFormat, Result};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Names one opened device, so that a buffer given to another is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -95,6 +99,8 @@ pub struct Caps {
     pub memory_bytes: Option<u64>,
     /// Query vectors (row × head) that one work item of `attend` takes.
     pub query_tile: u32,
+    /// Whether page moves on one stream run beside kernels on another.
+    pub overlap: bool,
     /// Formats that each operation handles.
     pub formats: fn(Operation) -> &'static [PageFormat],
     /// Limits worth showing, by the name that the adapter's API gives them.
@@ -116,6 +122,8 @@ pub trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
     type Stream: fmt::Debug + Send;
     /// A point in a stream.
     type Event: Clone + fmt::Debug + Send + Sync;
+    /// Host memory that pages swap to.
+    type Host: HostMemory;
 
     /// What this device is.
     fn caps(&self) -> &Caps;
@@ -157,6 +165,33 @@ pub trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
     /// Whether the work before `event` has finished.
     fn is_done(&self, event: &Self::Event) -> Result<bool>;
 
+    /// Waits until the work before `event` has finished, and reports what failed. An event whose work was not yet handed to
+    /// the device does not exist: [`record`](Self::record) hands it over.
+    fn finish(&self, event: &Self::Event) -> Result<()>;
+
+    /// Device time from one finished event to another; `None` where the device does not tell.
+    fn elapsed(&self, from: &Self::Event, to: &Self::Event) -> Result<Option<Duration>>;
+
+    /// Allocates host memory with unspecified contents.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) that says host memory and the size.
+    fn alloc_host(&self, label: &str, bytes: u64, usage: HostUse) -> Result<Self::Host>;
+
+    /// Copies host memory of the kind [`HostUse::Shared`] into `out`. Device work that writes the range must have
+    /// [finished](Self::finish).
+    fn read_host(&self, host: &Self::Host, offset: u64, out: &mut [u8]) -> Result<()>;
+
+    /// Copies `data` into host memory of the kind [`HostUse::Shared`]. Device work that reads or writes the range must have
+    /// [finished](Self::finish).
+    fn write_host(&self, host: &Self::Host, offset: u64, data: &[u8]) -> Result<()>;
+
+    /// Copies records from frames to host memory.
+    fn swap_out(&self, stream: &mut Self::Stream, args: &Swap<'_, Self::Buffer, Self::Host>) -> Result<()>;
+
+    /// Copies records from host memory to frames.
+    fn swap_in(&self, stream: &mut Self::Stream, args: &Swap<'_, Self::Buffer, Self::Host>) -> Result<()>;
+
     /// Hands everything enqueued to the device without waiting, so that work of others that is submitted later (to the
     /// same queue or stream) sees it.
     fn flush(&self, stream: &mut Self::Stream) -> Result<()>;
@@ -175,4 +210,7 @@ pub trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
 
     /// Folds states into outputs.
     fn merge(&self, stream: &mut Self::Stream, args: &Merge<'_, Self::Buffer>) -> Result<()>;
+
+    /// Folds states into states.
+    fn fold(&self, stream: &mut Self::Stream, args: &Fold<'_, Self::Buffer>) -> Result<()>;
 }

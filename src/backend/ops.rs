@@ -3,7 +3,7 @@
 //! A backend calls `validate` first and may then rely on everything that it checks: frames lie inside their slab, views
 //! inside their buffer, element indices below 2³², all buffers on this device.
 
-use super::params::{AppendRun, MergeRow, Move, Row, Tile};
+use super::params::{AppendRun, FoldRow, MergeRow, Move, Row, Tile};
 pub use super::view::View;
 pub(crate) use super::view::{check_outputs, copy_sides, on_device, range};
 use super::{Caps, DeviceBuffer};
@@ -29,7 +29,7 @@ impl<Buf> Clone for Arena<'_, Buf> {
 impl<Buf> Copy for Arena<'_, Buf> {}
 
 impl<Buf: DeviceBuffer> Arena<'_, Buf> {
-    fn validate(&self, caps: &Caps) -> Result<()> {
+    pub(super) fn validate(&self, caps: &Caps) -> Result<()> {
         let (got, expected) = (self.slabs.len() as u64, u64::from(caps.max_slabs));
         if got > expected {
             return Err(Error::TooLarge { what: "the number of slabs", value: got, maximum: expected });
@@ -41,7 +41,7 @@ impl<Buf: DeviceBuffer> Arena<'_, Buf> {
         self.slabs.iter().try_for_each(|slab| on_device(slab, "a slab", caps))
     }
 
-    fn validate_frame(&self, frame: u32, record: &Record) -> Result<()> {
+    pub(super) fn validate_frame(&self, frame: u32, record: &Record) -> Result<()> {
         let (slab, index) = split_frame(frame, self.slab_shift);
         let end = (u64::from(index) + 1) * record.frame_stride();
         match self.slabs.get(slab as usize).map(DeviceBuffer::bytes) {
@@ -302,5 +302,31 @@ impl<Buf: DeviceBuffer> Merge<'_, Buf> {
         states_fit(self.states, states, self.q_heads, self.v_dim, caps)?;
         let shape = [self.rows.len() as u64, self.q_heads.into(), self.v_dim.into()];
         check_outputs(self.out, self.lse, shape, caps)
+    }
+}
+
+/// Folds states in order into one state each, exactly as [`Merge`] would on the way to its output: folding some states
+/// first and the result with the others later gives the same bits as folding all at once.
+#[derive(Debug)]
+pub struct Fold<'a, Buf> {
+    /// The states, as [`Attend::states`] describes them; read and written.
+    pub states: &'a Buf,
+    /// One entry a folded state. The target is the row's first source or no source of any row.
+    pub rows: &'a [FoldRow],
+    /// Query heads.
+    pub q_heads: u32,
+    /// Elements of an output head.
+    pub v_dim: u32,
+}
+
+impl<Buf: DeviceBuffer> Fold<'_, Buf> {
+    /// Checks shapes, ranges and devices.
+    pub fn validate(&self, caps: &Caps) -> Result<()> {
+        if self.v_dim == 0 || !self.v_dim.is_multiple_of(8) || self.v_dim > 256 {
+            return Err(Error::Shape { what: "v_dim (a multiple of 8)", got: self.v_dim.into(), expected: 256 });
+        }
+        let end = |row: &FoldRow| (u64::from(row.state) + u64::from(row.states)).max(u64::from(row.to) + 1);
+        let states = self.rows.iter().map(end).max().unwrap_or(0);
+        states_fit(self.states, states, self.q_heads, self.v_dim, caps)
     }
 }

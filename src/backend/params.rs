@@ -213,4 +213,15 @@ shared! {
         /// Number of states.
         states: u32 = 1,
     }
+    /// The states that fold, in order, into one state.
+    FoldRow {
+        /// Index of the first state.
+        state: u32 = 1,
+        /// Number of states.
+        states: u32 = 1,
+        /// Index of the state written.
+        to: u32 = 1,
+        /// Zero.
+        reserved: u32 = 1,
+    }
 }

@@ -3,7 +3,7 @@
 use super::memory::{CpuBuffer, encode, frame, load_bits, value_of};
 use crate::Dtype;
 use crate::attention::{SPLIT, state_words};
-use crate::backend::ops::{Attend, Merge};
+use crate::backend::ops::{Attend, Fold, Merge};
 use crate::backend::params::Tile;
 use std::f32::consts::{LN_2, LOG2_E};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -124,31 +124,80 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 pub(super) fn merge(args: &Merge<'_, CpuBuffer>) {
-    let words = u64::from(state_words(args.v_dim));
-    let dim = u64::from(args.v_dim);
-    for (row, sources) in args.rows.iter().enumerate() {
+    let sources = States { buffer: args.states, q_heads: args.q_heads, v_dim: args.v_dim };
+    for (row, states) in args.rows.iter().enumerate() {
         for head in 0..args.q_heads {
-            let (mut m, mut l, mut o) = (f32::MIN, 0.0f32, vec![0.0f32; args.v_dim as usize]);
-            for state in sources.state..sources.state + sources.states {
-                let base = (u64::from(state) * u64::from(args.q_heads) + u64::from(head)) * words;
-                let word = |at: u64| f32::from_bits(args.states.get(base + at));
-                let (state_m, state_l) = (word(dim), word(dim + 1));
-                if state_l == 0.0 {
-                    continue;
-                }
-                let top = m.max(state_m);
-                let (keep, take) = ((m - top).exp2(), (state_m - top).exp2());
-                l = l * keep + state_l * take;
-                o.iter_mut().zip(0..).for_each(|(o, at)| *o = *o * keep + word(at) * take);
-                m = top;
-            }
+            let mut total = sources.fold(states.state..states.state + states.states, head);
             // NaN, from a NaN that the row saw, is not "nothing was visible".
-            let lse = if l != 0.0 { (m + l.log2()) * LN_2 } else { f32::NEG_INFINITY };
-            if l != 0.0 {
-                o.iter_mut().for_each(|o| *o /= l);
+            let lse = if total.l != 0.0 { (total.m + total.l.log2()) * LN_2 } else { f32::NEG_INFINITY };
+            if total.l != 0.0 {
+                total.o.iter_mut().for_each(|o| *o /= total.l);
             }
-            write(args, row as u64, head.into(), &o, lse);
+            write(args, row as u64, head.into(), &total.o, lse);
         }
+    }
+}
+
+pub(super) fn fold(args: &Fold<'_, CpuBuffer>) {
+    let states = States { buffer: args.states, q_heads: args.q_heads, v_dim: args.v_dim };
+    for row in args.rows {
+        for head in 0..args.q_heads {
+            states.put(row.to, head, &states.fold(row.state..row.state + row.states, head));
+        }
+    }
+}
+
+/// The states of a call.
+struct States<'a> {
+    buffer: &'a CpuBuffer,
+    q_heads: u32,
+    v_dim: u32,
+}
+
+/// A state in hand.
+struct Total {
+    m: f32,
+    l: f32,
+    o: Vec<f32>,
+}
+
+impl States<'_> {
+    /// The first word of a state.
+    fn base(&self, state: u32, head: u32) -> u64 {
+        let number = u64::from(state) * u64::from(self.q_heads) + u64::from(head);
+        number * u64::from(state_words(self.v_dim))
+    }
+
+    /// The first state that saw something is taken as it is; the later ones are added to it.
+    fn fold(&self, states: std::ops::Range<u32>, head: u32) -> Total {
+        let dim = u64::from(self.v_dim);
+        let mut total = Total { m: f32::MIN, l: 0.0, o: vec![0.0; self.v_dim as usize] };
+        for state in states {
+            let base = self.base(state, head);
+            let word = |at: u64| f32::from_bits(self.buffer.get(base + at));
+            let (m, l) = (word(dim), word(dim + 1));
+            if l == 0.0 {
+                continue;
+            }
+            if total.l == 0.0 {
+                (total.m, total.l) = (m, l);
+                total.o.iter_mut().zip(0..).for_each(|(o, at)| *o = word(at));
+                continue;
+            }
+            let top = total.m.max(m);
+            let (keep, take) = ((total.m - top).exp2(), (m - top).exp2());
+            total.l = total.l * keep + l * take;
+            total.o.iter_mut().zip(0..).for_each(|(o, at)| *o = *o * keep + word(at) * take);
+            total.m = top;
+        }
+        total
+    }
+
+    fn put(&self, state: u32, head: u32, total: &Total) {
+        let (base, dim) = (self.base(state, head), u64::from(self.v_dim));
+        total.o.iter().zip(base..).for_each(|(x, at)| self.buffer.set(at, x.to_bits()));
+        self.buffer.set(base + dim, total.m.to_bits());
+        self.buffer.set(base + dim + 1, total.l.to_bits());
     }
 }
 

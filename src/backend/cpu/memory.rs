@@ -1,7 +1,7 @@
 //! Host memory as device memory: shared 32-bit words, and elements read from and written into them.
 
 use crate::backend::ops::{Arena, View, split_frame};
-use crate::backend::{DeviceBuffer, DeviceId};
+use crate::backend::{DeviceBuffer, DeviceId, HostMemory};
 use crate::record::Record;
 use crate::{Dtype, PageFormat};
 use half::{bf16, f16};
@@ -20,7 +20,7 @@ pub struct CpuBuffer {
 
 impl fmt::Debug for CpuBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CpuBuffer({} bytes)", self.bytes())
+        write!(f, "CpuBuffer({} bytes)", DeviceBuffer::bytes(self))
     }
 }
 
@@ -35,6 +35,16 @@ impl DeviceBuffer for CpuBuffer {
 
     fn same_memory(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.words, &other.words)
+    }
+}
+
+impl HostMemory for CpuBuffer {
+    fn bytes(&self) -> u64 {
+        DeviceBuffer::bytes(self)
+    }
+
+    fn device(&self) -> DeviceId {
+        self.device
     }
 }
 
@@ -61,6 +71,21 @@ impl CpuBuffer {
     /// Adds to word `at`.
     pub(super) fn add(&self, at: u64, n: u32) {
         self.words[at as usize].fetch_add(n, Relaxed);
+    }
+
+    /// Copies whole words from byte `offset` on into `out`.
+    pub(super) fn read(&self, offset: u64, out: &mut [u8]) {
+        let words = &self.words[(offset / 4) as usize..];
+        out.chunks_exact_mut(4)
+            .zip(words)
+            .for_each(|(out, word)| out.copy_from_slice(&word.load(Relaxed).to_le_bytes()));
+    }
+
+    /// Copies whole words to byte `offset` on.
+    pub(super) fn write(&self, offset: u64, data: &[u8]) {
+        let words = &self.words[(offset / 4) as usize..];
+        let value = |four: &[u8]| u32::from_le_bytes(four.try_into().expect("four bytes"));
+        data.chunks_exact(4).zip(words).for_each(|(data, word)| word.store(value(data), Relaxed));
     }
 
     /// The 16 bits at half-word `at`.

@@ -9,10 +9,11 @@ mod transfer;
 
 pub use memory::CpuBuffer;
 
-use super::ops::{Append, Attend, Merge, Transfer, copy_sides, on_device, range};
-use super::{Backend, Caps, DeviceId};
+use super::ops::{Append, Attend, Fold, Merge, Transfer, copy_sides, on_device, range};
+use super::{Backend, Caps, DeviceId, HostUse, Swap, host_range};
 use crate::{Error, PageFormat, Result};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The CPU as a device.
 #[derive(Debug, Clone)]
@@ -40,6 +41,7 @@ impl CpuBackend {
             max_slab_bytes: 1 << 40,
             memory_bytes: None,
             query_tile: 32,
+            overlap: false,
             formats: |_| &PageFormat::ALL,
             limits: vec![("threads", threads)],
         };
@@ -57,6 +59,7 @@ impl Backend for CpuBackend {
     type Buffer = CpuBuffer;
     type Stream = CpuStream;
     type Event = CpuEvent;
+    type Host = CpuBuffer;
 
     fn caps(&self) -> &Caps {
         &self.caps
@@ -73,17 +76,13 @@ impl Backend for CpuBackend {
 
     fn upload(&self, _: &mut CpuStream, dst: &CpuBuffer, offset: u64, data: &[u8]) -> Result<()> {
         range(dst, offset, data.len() as u64, "an upload", &self.caps)?;
-        for (at, word) in data.chunks_exact(4).enumerate() {
-            dst.set(offset / 4 + at as u64, u32::from_le_bytes(word.try_into().expect("four bytes")));
-        }
+        dst.write(offset, data);
         Ok(())
     }
 
     fn download(&self, _: &mut CpuStream, src: &CpuBuffer, offset: u64, out: &mut [u8]) -> Result<()> {
         range(src, offset, out.len() as u64, "a download", &self.caps)?;
-        for (at, word) in out.chunks_exact_mut(4).enumerate() {
-            word.copy_from_slice(&src.get(offset / 4 + at as u64).to_le_bytes());
-        }
+        src.read(offset, out);
         Ok(())
     }
 
@@ -109,6 +108,42 @@ impl Backend for CpuBackend {
 
     fn is_done(&self, _: &CpuEvent) -> Result<bool> {
         Ok(true)
+    }
+
+    fn finish(&self, _: &CpuEvent) -> Result<()> {
+        Ok(())
+    }
+
+    fn elapsed(&self, _: &CpuEvent, _: &CpuEvent) -> Result<Option<Duration>> {
+        Ok(None)
+    }
+
+    fn alloc_host(&self, label: &str, bytes: u64, _: HostUse) -> Result<CpuBuffer> {
+        self.alloc(label, bytes)
+    }
+
+    fn read_host(&self, host: &CpuBuffer, offset: u64, out: &mut [u8]) -> Result<()> {
+        host_range(host, offset, out.len(), &self.caps)?;
+        host.read(offset, out);
+        Ok(())
+    }
+
+    fn write_host(&self, host: &CpuBuffer, offset: u64, data: &[u8]) -> Result<()> {
+        host_range(host, offset, data.len(), &self.caps)?;
+        host.write(offset, data);
+        Ok(())
+    }
+
+    fn swap_out(&self, _: &mut CpuStream, args: &Swap<'_, CpuBuffer, CpuBuffer>) -> Result<()> {
+        args.validate(true, &self.caps)?;
+        transfer::swap_out(args);
+        Ok(())
+    }
+
+    fn swap_in(&self, _: &mut CpuStream, args: &Swap<'_, CpuBuffer, CpuBuffer>) -> Result<()> {
+        args.validate(false, &self.caps)?;
+        transfer::swap_in(args);
+        Ok(())
     }
 
     fn flush(&self, _: &mut CpuStream) -> Result<()> {
@@ -140,6 +175,12 @@ impl Backend for CpuBackend {
     fn merge(&self, _: &mut CpuStream, args: &Merge<'_, CpuBuffer>) -> Result<()> {
         args.validate(&self.caps)?;
         attend::merge(args);
+        Ok(())
+    }
+
+    fn fold(&self, _: &mut CpuStream, args: &Fold<'_, CpuBuffer>) -> Result<()> {
+        args.validate(&self.caps)?;
+        attend::fold(args);
         Ok(())
     }
 }

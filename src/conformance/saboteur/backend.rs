@@ -1,12 +1,13 @@
 //! What does a faulty backend do? Everything as another does, but for one deliberate fault.
 
 use crate::attention::SPLIT;
-use crate::backend::ops::{Append, Arena, Attend, Merge, Transfer};
+use crate::backend::ops::{Append, Arena, Attend, Fold, Merge, Transfer};
 use crate::backend::params::Row;
-use crate::backend::{Backend, Caps, DeviceBuffer};
+use crate::backend::{Backend, Caps, DeviceBuffer, HostUse, Swap};
 use crate::{Dtype, PageFormat, Result, View};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::time::Duration;
 
 /// A backend that does everything as another does, but for one fault.
 #[derive(Debug, Clone)]
@@ -109,6 +110,7 @@ impl<B: Backend> Backend for Saboteur<B> {
     type Buffer = B::Buffer;
     type Stream = B::Stream;
     type Event = B::Event;
+    type Host = B::Host;
 
     fn caps(&self) -> &Caps {
         self.honest.caps()
@@ -157,6 +159,34 @@ impl<B: Backend> Backend for Saboteur<B> {
 
     fn is_done(&self, event: &B::Event) -> Result<bool> {
         self.honest.is_done(event)
+    }
+
+    fn finish(&self, event: &B::Event) -> Result<()> {
+        self.honest.finish(event)
+    }
+
+    fn elapsed(&self, from: &B::Event, to: &B::Event) -> Result<Option<Duration>> {
+        self.honest.elapsed(from, to)
+    }
+
+    fn alloc_host(&self, label: &str, bytes: u64, usage: HostUse) -> Result<B::Host> {
+        self.honest.alloc_host(label, bytes, usage)
+    }
+
+    fn read_host(&self, host: &B::Host, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.honest.read_host(host, offset, out)
+    }
+
+    fn write_host(&self, host: &B::Host, offset: u64, data: &[u8]) -> Result<()> {
+        self.honest.write_host(host, offset, data)
+    }
+
+    fn swap_out(&self, stream: &mut B::Stream, args: &Swap<'_, B::Buffer, B::Host>) -> Result<()> {
+        self.honest.swap_out(stream, args)
+    }
+
+    fn swap_in(&self, stream: &mut B::Stream, args: &Swap<'_, B::Buffer, B::Host>) -> Result<()> {
+        self.honest.swap_in(stream, args)
     }
 
     fn flush(&self, stream: &mut B::Stream) -> Result<()> {
@@ -269,5 +299,9 @@ impl<B: Backend> Backend for Saboteur<B> {
             FiniteMinusInfinity => self.relog(stream, args, |lse| lse.max(-1e30)),
             _ => Ok(()),
         }
+    }
+
+    fn fold(&self, stream: &mut B::Stream, args: &Fold<'_, B::Buffer>) -> Result<()> {
+        self.honest.fold(stream, args)
     }
 }
