@@ -65,6 +65,14 @@ impl Frames {
         self.bases.push(self.frames.len() as u32);
     }
 
+    /// Adds free frames to the last slab: for numbers that are no places on a device.
+    pub(crate) fn extend(&mut self, frames: u32) {
+        if self.bases.len() > 1 {
+            self.bases.pop();
+        }
+        self.add_slab(frames);
+    }
+
     /// How many owners a frame has.
     pub(crate) fn owners(&self, frame: u32) -> u32 {
         self.frames[self.dense(frame)].owners
@@ -118,7 +126,8 @@ impl Frames {
         }
     }
 
-    fn dense(&self, frame: u32) -> usize {
+    /// The place of a frame in slab order, from 0 on.
+    pub(crate) fn dense(&self, frame: u32) -> usize {
         let (slab, index) = split_frame(frame, self.shift);
         (self.bases[slab as usize] + index) as usize
     }

@@ -8,16 +8,18 @@ use std::ops::Range;
 /// The page table of one sequence and layer, as the host knows it.
 #[derive(Debug, Default)]
 pub(crate) struct LayerPages {
-    /// Frame of each page.
-    pub(crate) frames: Vec<u32>,
+    /// The page table: the number of each page.
+    pub(crate) table: Vec<u32>,
     /// Tokens held.
     pub(crate) len: u64,
-    /// Frames claimed for pages to come.
+    /// Page numbers claimed, with their frames, for pages to come.
     pub(crate) reserved: VecDeque<u32>,
     /// The table's place on the device.
     pub(crate) span: Option<Span>,
     /// Entries that the device does not know yet.
     pub(crate) dirty: Range<usize>,
+    /// The frames that the device's table names, where pages change frames; empty where a page's number is its frame.
+    pub(crate) known: Vec<u32>,
 }
 
 impl LayerPages {
@@ -68,7 +70,7 @@ pub(crate) fn fresh_pages(
         return fresh;
     }
     for page in write.start / page_size..write.end.div_ceil(page_size) {
-        let Some(&frame) = pages.frames.get(page as usize) else {
+        let Some(&frame) = pages.table.get(page as usize) else {
             fresh.push((page as usize, Fresh::New));
             continue;
         };
@@ -96,7 +98,7 @@ mod tests {
             frame
         });
         let pages = pages.collect();
-        (LayerPages { frames: pages, len, ..LayerPages::default() }, frames)
+        (LayerPages { table: pages, len, ..LayerPages::default() }, frames)
     }
 
     fn plan(len: u64, owners: &[u32], write: Range<u64>) -> Vec<(usize, Fresh)> {

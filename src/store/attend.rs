@@ -1,16 +1,17 @@
 //! Attention over a store's pages: which tokens each query row sees, planned, then attended and merged.
 
 use super::{PagedStore, Sequence};
-use crate::attention::{Visible, plan};
+use crate::attention::{Batch, Visible, plan};
 use crate::backend::ops::{self, Arena, View};
+use crate::backend::params::Tile;
 use crate::backend::{Backend, Caps};
 use crate::{Error, Geometry, Result};
 
 /// Consecutive query rows of one sequence, and what they see of it.
 #[derive(Debug, Clone, Copy)]
 pub struct Rows<'a> {
-    seq: &'a Sequence,
-    count: u32,
+    pub(crate) seq: &'a Sequence,
+    pub(crate) count: u32,
     /// Position of the first row; `None`: the last row is the sequence's last token.
     first: Option<u64>,
     causal: bool,
@@ -65,7 +66,7 @@ impl<'a> Rows<'a> {
 /// Queries of one layer: the rows of one or many sequences, in one tensor.
 #[derive(Debug, Clone)]
 pub struct Query<'a, Buf> {
-    rows: &'a [Rows<'a>],
+    pub(crate) rows: &'a [Rows<'a>],
     q: View<Buf>,
     out: View<Buf>,
     lse: Option<View<Buf>>,
@@ -105,6 +106,22 @@ impl<B: Backend> PagedStore<B> {
     /// Unknown sequences or layers, causal rows at positions past the end, views that do not fit, a scale that is not finite and positive, device errors.
     pub fn attend(&mut self, layer: usize, query: &Query<'_, B::Buffer>) -> Result<()> {
         self.reap();
+        let count = self.check_query(layer, query)?;
+        let _span = tracing::trace_span!("kvtide.attend", layer, rows = count).entered();
+        for rows in query.rows {
+            let pages = &mut self.sequences.get_mut(&rows.seq.id()).expect("looked up before")[layer];
+            self.pool.upload_table(pages)?;
+        }
+        for batch in self.batches(layer, query) {
+            self.enqueue_attend(query, &batch, &batch.tiles)?;
+            self.enqueue_merge(query, &batch)?;
+        }
+        self.counters.attended_rows += count;
+        Ok(())
+    }
+
+    /// Refuses what any part of the call would refuse; returns the number of rows.
+    pub(crate) fn check_query(&self, layer: usize, query: &Query<'_, B::Buffer>) -> Result<u64> {
         self.check_layer(layer)?;
         for rows in query.rows {
             let len = self.pages(rows.seq, layer)?.len;
@@ -114,44 +131,47 @@ impl<B: Backend> PagedStore<B> {
             }
         }
         let count: u64 = query.rows.iter().map(|rows| u64::from(rows.count)).sum();
-        let geometry = *self.geometry();
-        check_query(query, count, &geometry, self.pool.backend.caps())?;
-        let _span = tracing::trace_span!("kvtide.attend", layer, rows = count).entered();
-        let mut visible = Vec::with_capacity(count as usize);
-        for rows in query.rows {
-            let pages = &mut self.sequences.get_mut(&rows.seq.id()).expect("looked up before")[layer];
-            self.pool.upload_table(pages)?;
-            visible.extend(rows.visible(pages.span.map_or(0, |span| span.base), pages.len));
-        }
-        let rows_per_tile = (self.pool.backend.caps().query_tile / geometry.group()).max(1);
-        let max_states = (self.config.state_bytes / self.pool.state_bytes()).clamp(1, u32::MAX.into()) as u32;
-        for batch in plan(&visible, rows_per_tile, max_states) {
-            self.attend_batch(query, &batch)?;
-        }
-        self.counters.attended_rows += count;
-        Ok(())
+        check_query(query, count, self.geometry(), self.pool.backend.caps())?;
+        Ok(count)
     }
 
-    fn attend_batch(&mut self, query: &Query<'_, B::Buffer>, batch: &crate::attention::Batch) -> Result<()> {
-        let states = self.pool.states(batch.states)?;
-        let tables = self.pool.tables()?;
-        let geometry = self.record.geometry();
-        let from = |view: &View<B::Buffer>| view.clone().from_row(batch.first_row as u64);
-        let lse = query.lse.as_ref().map(from);
-        let pool = &mut self.pool;
-        if !batch.tiles.is_empty() {
-            let attend = ops::Attend {
-                record: self.record,
-                arena: Arena { slabs: &pool.slabs, slab_shift: pool.frames.shift() },
-                tables: &tables,
-                q: &from(&query.q),
-                scale: scale_of(query, geometry),
-                rows: &batch.rows,
-                tiles: &batch.tiles,
-                states: &states,
-            };
-            pool.backend.attend(&mut pool.stream, &attend)?;
+    /// The plan of a call whose tables have their places.
+    pub(crate) fn batches(&self, layer: usize, query: &Query<'_, B::Buffer>) -> Vec<Batch> {
+        let rows = query.rows.iter().flat_map(|rows| {
+            let pages = &self.sequences[&rows.seq.id()][layer];
+            rows.visible(pages.span.map_or(0, |span| span.base), pages.len)
+        });
+        let visible: Vec<Visible> = rows.collect();
+        let rows_per_tile = (self.pool.backend.caps().query_tile / self.geometry().group()).max(1);
+        let max_states = (self.config.state_bytes / self.pool.state_bytes()).clamp(1, u32::MAX.into()) as u32;
+        plan(&visible, rows_per_tile, max_states)
+    }
+
+    /// Attends some tiles of a batch: all of them, or those whose pages are on the device.
+    pub(crate) fn enqueue_attend(&mut self, query: &Query<'_, B::Buffer>, batch: &Batch, tiles: &[Tile]) -> Result<()> {
+        if tiles.is_empty() {
+            return Ok(());
         }
+        let (states, tables) = (self.pool.states(batch.states)?, self.pool.tables()?);
+        let pool = &mut self.pool;
+        let attend = ops::Attend {
+            record: self.record,
+            arena: Arena { slabs: &pool.slabs, slab_shift: pool.shift() },
+            tables: &tables,
+            q: &query.q.clone().from_row(batch.first_row as u64),
+            scale: scale_of(query, self.record.geometry()),
+            rows: &batch.rows,
+            tiles,
+            states: &states,
+        };
+        pool.backend.attend(&mut pool.stream, &attend)
+    }
+
+    /// Writes the outputs of a batch, all of whose tiles have been attended.
+    pub(crate) fn enqueue_merge(&mut self, query: &Query<'_, B::Buffer>, batch: &Batch) -> Result<()> {
+        let states = self.pool.states(batch.states)?;
+        let from = |view: &View<B::Buffer>| view.clone().from_row(batch.first_row as u64);
+        let (lse, geometry, pool) = (query.lse.as_ref().map(from), self.record.geometry(), &mut self.pool);
         let merge = ops::Merge {
             states: &states,
             rows: &batch.merge,

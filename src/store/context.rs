@@ -87,9 +87,9 @@ impl<B: Backend> PagedStore<B> {
         self.reap();
         let pages = self.pages(seq, layer)?;
         let count = self.geometry().pages_for(pages.len);
-        let frames = &pages.frames[..count as usize];
+        let frames: Vec<u32> = pages.table[..count as usize].iter().map(|&page| self.pool.frame(page)).collect();
         let (tokens, stride, record) = (pages.len, self.record.frame_stride(), self.record);
-        let shift = self.pool.frames.shift();
+        let shift = self.pool.shift();
         let run = frames.first().filter(|first| {
             let slab = split_frame(**first, shift).0;
             frames.iter().zip(**first..).all(|(&frame, next)| frame == next && split_frame(frame, shift).0 == slab)
@@ -125,10 +125,10 @@ impl<B: Backend> PagedStore<B> {
             let pages = &mut self.sequences.get_mut(&seq.id()).expect("looked up before")[layer];
             self.pool.upload_table(pages)?;
             let table = pages.span.map_or(0, |span| span.base);
-            sequences.push(SequenceContext { table, pages: pages.frames.len() as u32, tokens: pages.len });
+            sequences.push(SequenceContext { table, pages: pages.table.len() as u32, tokens: pages.len });
         }
         let tables = self.pool.tables()?;
-        let (slabs, slab_shift) = (self.pool.slabs.clone(), self.pool.frames.shift());
+        let (slabs, slab_shift) = (self.pool.slabs.clone(), self.pool.shift());
         self.flush()?;
         Ok(AttentionContext { slabs, slab_shift, tables, record: self.record, sequences })
     }

@@ -33,10 +33,10 @@ impl<B: Backend> PagedStore<B> {
         let geometry = *self.geometry();
         let mut forked = Vec::with_capacity(lens.len());
         for (layer, &len) in self.sequences[&seq.id()].iter().zip(lens) {
-            let frames = layer.frames[..geometry.pages_for(len) as usize].to_vec();
-            frames.iter().for_each(|&frame| self.pool.frames.retain(frame));
-            let dirty = 0..frames.len();
-            forked.push(LayerPages { frames, len, dirty, ..LayerPages::default() });
+            let table = layer.table[..geometry.pages_for(len) as usize].to_vec();
+            table.iter().for_each(|&page| self.pool.book.retain(page));
+            let dirty = 0..table.len();
+            forked.push(LayerPages { table, len, dirty, ..LayerPages::default() });
         }
         Ok(self.insert(forked))
     }
@@ -48,13 +48,17 @@ impl<B: Backend> PagedStore<B> {
     pub fn truncate(&mut self, seq: &Sequence, tokens: u64) -> Result<()> {
         self.reap();
         self.check_len(seq, tokens)?;
-        let keep = self.geometry().pages_for(tokens) as usize;
-        for layer in self.sequences.get_mut(&seq.id()).into_iter().flatten() {
-            layer.frames.drain(keep..).for_each(|frame| self.pool.frames.release(frame));
-            layer.dirty.end = layer.dirty.end.min(keep);
-            layer.len = tokens;
-        }
+        (0..self.geometry().layers() as usize).for_each(|layer| self.truncate_layer(seq.id(), layer, tokens));
         Ok(())
+    }
+
+    /// Shortens one layer of a sequence that holds at least `tokens` tokens there.
+    pub(crate) fn truncate_layer(&mut self, id: u64, layer: usize, tokens: u64) {
+        let keep = self.geometry().pages_for(tokens) as usize;
+        let Some(layer) = self.sequences.get_mut(&id).map(|layers| &mut layers[layer]) else { return };
+        layer.table.drain(keep..).for_each(|page| self.pool.give(page));
+        layer.dirty.end = layer.dirty.end.min(keep);
+        layer.len = tokens;
     }
 
     /// Claims frames, in contiguous runs where there are such, so that every layer can hold `tokens` tokens in all.
@@ -66,7 +70,7 @@ impl<B: Backend> PagedStore<B> {
     pub fn reserve(&mut self, seq: &Sequence, tokens: u64) -> Result<()> {
         self.reap();
         let pages = self.geometry().pages_for(tokens);
-        let missing = |layer: &LayerPages| pages.saturating_sub((layer.frames.len() + layer.reserved.len()) as u64);
+        let missing = |layer: &LayerPages| pages.saturating_sub((layer.table.len() + layer.reserved.len()) as u64);
         let missing: Vec<u64> = self.layers(seq)?.iter().map(missing).collect();
         let mut more = 0;
         for (layer, missing) in missing.iter().enumerate() {
@@ -76,10 +80,10 @@ impl<B: Backend> PagedStore<B> {
         self.pool.grow_for(more, 0)?;
         let layers = self.sequences.get_mut(&seq.id()).into_iter().flatten();
         for (layer, missing) in layers.zip(missing) {
-            let run = self.pool.frames.take_run(missing as u32).unwrap_or_else(|| {
-                let mut last = layer.reserved.back().or(layer.frames.last()).copied();
+            let run = self.pool.take_run(missing as u32).unwrap_or_else(|| {
+                let mut last = layer.reserved.back().or(layer.table.last()).copied();
                 let take = |_| {
-                    last = self.pool.frames.take(last);
+                    last = self.pool.take(last);
                     last.expect("the pool has grown for the reservation")
                 };
                 (0..missing).map(take).collect()
@@ -97,8 +101,8 @@ impl<B: Backend> PagedStore<B> {
         self.layers(seq)?;
         let pages = self.geometry().pages_for(tokens) as usize;
         for layer in self.sequences.get_mut(&seq.id()).into_iter().flatten() {
-            let keep = pages.saturating_sub(layer.frames.len()).min(layer.reserved.len());
-            layer.reserved.drain(keep..).for_each(|frame| self.pool.frames.release(frame));
+            let keep = pages.saturating_sub(layer.table.len()).min(layer.reserved.len());
+            layer.reserved.drain(keep..).for_each(|page| self.pool.give(page));
         }
         Ok(())
     }

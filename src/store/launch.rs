@@ -36,13 +36,13 @@ impl<B: Backend> PagedStore<B> {
             }
         }
         let moves = planned.iter().flat_map(|plan| {
-            let old = &self.sequences[&plan.id][layer].frames;
-            let copies = plan.fresh.iter().zip(&plan.frames).filter(|((_, why), _)| *why == Fresh::Copy);
-            copies.map(|((page, _), &to)| Move { from: old[*page], to })
+            let old = &self.sequences[&plan.id][layer].table;
+            let copies = plan.fresh.iter().zip(&plan.pages).filter(|((_, why), _)| *why == Fresh::Copy);
+            copies.map(|((page, _), &to)| Move { from: self.pool.frame(old[*page]), to: self.pool.frame(to) })
         });
         let moves: Vec<Move> = moves.collect();
         if !moves.is_empty() {
-            let arena = Arena { slabs: &self.pool.slabs, slab_shift: self.pool.frames.shift() };
+            let arena = Arena { slabs: &self.pool.slabs, slab_shift: self.pool.shift() };
             let (from, to) = (Place::Frames(arena), Place::Frames(arena));
             let copy = Transfer { record: self.record, from, to, moves: &moves };
             self.pool.backend.transfer(&mut self.pool.stream, &copy)?;
@@ -52,7 +52,7 @@ impl<B: Backend> PagedStore<B> {
 
     fn launch(&mut self, launch: &Launch<B::Buffer>, counter: &B::Buffer, write: bool) -> Result<()> {
         let pool = &mut self.pool;
-        let arena = Arena { slabs: &pool.slabs, slab_shift: pool.frames.shift() };
+        let arena = Arena { slabs: &pool.slabs, slab_shift: pool.shift() };
         pool.backend.append(&mut pool.stream, &launch.args(self.record, arena, counter, write))
     }
 
@@ -81,10 +81,10 @@ impl<B: Backend> PagedStore<B> {
         launch: &Launch<B::Buffer>,
     ) -> Vec<AppendRun> {
         let page_size = u64::from(self.geometry().page_tokens());
-        let old = &self.sequences[&plan.id][layer].frames;
+        let old = &self.sequences[&plan.id][layer].table;
         let frame = |page: u64| {
             let fresh = plan.fresh.binary_search_by_key(&(page as usize), |(page, _)| *page);
-            fresh.map_or_else(|_| old[page as usize], |at| plan.frames[at])
+            self.pool.frame(fresh.map_or_else(|_| old[page as usize], |at| plan.pages[at]))
         };
         let offset = |view: &View<B::Buffer>, base: &View<B::Buffer>, token: u64| {
             ((view.offset - base.offset) / view.dtype.bytes() + token * view.strides[0]) as u32

@@ -5,7 +5,7 @@ mod config;
 mod context;
 mod fork;
 mod launch;
-mod pool;
+pub(crate) mod pool;
 mod sequence;
 mod write;
 
@@ -54,30 +54,30 @@ use std::collections::HashMap;
 #[derive(Debug)]
 pub struct PagedStore<B: Backend> {
     id: StoreId,
-    record: Record,
+    pub(crate) record: Record,
     config: StoreConfig,
-    pool: Pool<B>,
-    sequences: HashMap<u64, Vec<LayerPages>>,
+    pub(crate) pool: Pool<B>,
+    pub(crate) sequences: HashMap<u64, Vec<LayerPages>>,
     graveyard: Graveyard,
-    next_sequence: u64,
-    counters: Counters,
+    pub(crate) next_sequence: u64,
+    pub(crate) counters: Counters,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
-struct Counters {
+pub(crate) struct Counters {
     copied_pages: u64,
     appended_tokens: u64,
-    attended_rows: u64,
+    pub(crate) attended_rows: u64,
 }
 
 /// A snapshot of a store's counters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
-    /// Pages of the pool, free and held.
+    /// Frames of the pool, free and held.
     pub capacity_pages: u64,
-    /// Pages that nobody holds.
+    /// Frames that hold no page.
     pub free_pages: u64,
-    /// Pages held by sequences and reservations; a shared page counts once.
+    /// Pages held by sequences and reservations, wherever they are; a shared page counts once.
     pub held_pages: u64,
     /// Held pages that more than one sequence owns.
     pub shared_pages: u64,
@@ -198,14 +198,15 @@ impl<B: Backend> PagedStore<B> {
     /// Counters, as of now. Pages of dropped handles count as given back.
     pub fn stats(&mut self) -> Stats {
         self.reap();
-        let frames = &self.pool.frames;
-        let held = frames.capacity() - frames.free();
+        let book = &self.pool.book;
+        let held = book.capacity() - book.free();
+        let frames = self.pool.residency.as_ref().map_or(book, |residency| &residency.frames);
         let reserved = self.sequences.values().flatten().map(|layer| layer.reserved.len() as u64).sum();
         Stats {
             capacity_pages: frames.capacity(),
             free_pages: frames.free(),
             held_pages: held,
-            shared_pages: frames.shared(),
+            shared_pages: book.shared(),
             reserved_pages: reserved,
             page_limit: self.pool.page_limit,
             slabs: self.pool.slabs.len() as u64,
@@ -244,15 +245,20 @@ impl<B: Backend> PagedStore<B> {
         self.pool.backend.synchronize(&mut self.pool.stream)
     }
 
-    fn insert(&mut self, layers: Vec<LayerPages>) -> Sequence {
+    pub(crate) fn insert(&mut self, layers: Vec<LayerPages>) -> Sequence {
         let id = self.next_sequence;
         self.next_sequence += 1;
+        self.insert_as(id, layers)
+    }
+
+    /// A sequence with a number that no live one has.
+    pub(crate) fn insert_as(&mut self, id: u64, layers: Vec<LayerPages>) -> Sequence {
         self.sequences.insert(id, layers);
         Sequence::new(id, self.id, self.graveyard.clone())
     }
 
     /// Takes back what dropped handles held.
-    fn reap(&mut self) {
+    pub(crate) fn reap(&mut self) {
         for id in self.graveyard.take() {
             for layer in self.sequences.remove(&id).into_iter().flatten() {
                 self.pool.release(layer);
@@ -260,17 +266,17 @@ impl<B: Backend> PagedStore<B> {
         }
     }
 
-    fn layers(&self, seq: &Sequence) -> Result<&Vec<LayerPages>> {
+    pub(crate) fn layers(&self, seq: &Sequence) -> Result<&Vec<LayerPages>> {
         let known = if seq.store() == self.id { self.sequences.get(&seq.id()) } else { None };
         known.ok_or(Error::UnknownSequence { id: seq.id() })
     }
 
-    fn check_layer(&self, layer: usize) -> Result<()> {
+    pub(crate) fn check_layer(&self, layer: usize) -> Result<()> {
         let layers = self.geometry().layers() as usize;
         if layer < layers { Ok(()) } else { Err(Error::UnknownLayer { layer, layers }) }
     }
 
-    fn pages(&self, seq: &Sequence, layer: usize) -> Result<&LayerPages> {
+    pub(crate) fn pages(&self, seq: &Sequence, layer: usize) -> Result<&LayerPages> {
         self.check_layer(layer)?;
         Ok(&self.layers(seq)?[layer])
     }
@@ -282,11 +288,11 @@ impl<B: Backend> PagedStore<B> {
         self.reap();
         let mut owners: HashMap<u32, u32> = HashMap::new();
         for layer in self.sequences.values().flatten() {
-            layer.frames.iter().chain(&layer.reserved).for_each(|&frame| *owners.entry(frame).or_default() += 1);
+            layer.table.iter().chain(&layer.reserved).for_each(|&page| *owners.entry(page).or_default() += 1);
         }
-        let frames = &self.pool.frames;
-        owners.iter().all(|(&frame, &count)| frames.owners(frame) == count)
-            && frames.capacity() - frames.free() == owners.len() as u64
-            && frames.is_consistent()
+        let book = &self.pool.book;
+        owners.iter().all(|(&page, &count)| book.owners(page) == count)
+            && book.capacity() - book.free() == owners.len() as u64
+            && book.is_consistent()
     }
 }

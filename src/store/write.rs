@@ -13,11 +13,11 @@ const MAX_TOKENS: u64 = (u32::MAX - 2 * crate::attention::SPLIT) as u64;
 /// New tokens of one sequence.
 #[derive(Debug, Clone)]
 pub struct Append<'a, Buf> {
-    seq: &'a Sequence,
-    at: Option<u64>,
-    pub(super) tokens: u32,
-    pub(super) k: View<Buf>,
-    pub(super) v: View<Buf>,
+    pub(crate) seq: &'a Sequence,
+    pub(crate) at: Option<u64>,
+    pub(crate) tokens: u32,
+    pub(crate) k: View<Buf>,
+    pub(crate) v: View<Buf>,
 }
 
 impl<'a, Buf> Append<'a, Buf> {
@@ -47,15 +47,15 @@ pub struct StepPlan {
 }
 
 /// One sequence's share of a write, planned.
-pub(super) struct Planned {
-    pub(super) id: u64,
+pub(crate) struct Planned {
+    pub(crate) id: u64,
     /// Tokens written: `start..end`.
-    pub(super) start: u64,
-    pub(super) end: u64,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
     /// Pages that need a frame.
-    pub(super) fresh: Vec<(usize, Fresh)>,
-    /// Frames for `fresh`, in its order.
-    pub(super) frames: Vec<u32>,
+    pub(crate) fresh: Vec<(usize, Fresh)>,
+    /// Page numbers for `fresh`, in its order.
+    pub(crate) pages: Vec<u32>,
     /// How many of them come from the reservation.
     from_reserved: usize,
 }
@@ -117,7 +117,7 @@ impl<B: Backend> PagedStore<B> {
     pub fn preflight(&mut self, step: &[(&Sequence, u64)]) -> Result<StepPlan> {
         self.reap();
         self.check_distinct(step.iter().map(|(seq, _)| *seq))?;
-        let mut plan = StepPlan { capacity_pages: self.pool.frames.capacity(), ..StepPlan::default() };
+        let mut plan = StepPlan { capacity_pages: self.pool.book.capacity(), ..StepPlan::default() };
         let mut more = 0;
         for layer in 0..self.geometry().layers() as usize {
             let mut owners = Owners::default();
@@ -125,7 +125,7 @@ impl<B: Backend> PagedStore<B> {
                 let pages = self.pages(seq, layer)?;
                 let end = self.check_end(layer, pages.len, tokens)?;
                 let page_size = self.geometry().page_tokens().into();
-                let fresh = fresh_pages(pages, pages.len..end, page_size, &self.pool.frames, &mut owners);
+                let fresh = fresh_pages(pages, pages.len..end, page_size, &self.pool.book, &mut owners);
                 let new = fresh.iter().filter(|(_, why)| *why == Fresh::New).count() as u64;
                 plan.new_pages += new;
                 plan.copied_pages += fresh.len() as u64 - new;
@@ -136,7 +136,7 @@ impl<B: Backend> PagedStore<B> {
         Ok(plan)
     }
 
-    fn check_distinct<'s>(&self, sequences: impl Iterator<Item = &'s Sequence>) -> Result<()> {
+    pub(crate) fn check_distinct<'s>(&self, sequences: impl Iterator<Item = &'s Sequence>) -> Result<()> {
         let mut seen = HashSet::new();
         for seq in sequences {
             self.layers(seq)?;
@@ -147,7 +147,7 @@ impl<B: Backend> PagedStore<B> {
         Ok(())
     }
 
-    fn check_appends(&self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Result<()> {
+    pub(crate) fn check_appends(&self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Result<()> {
         self.check_layer(layer)?;
         self.check_distinct(appends.iter().map(|a| a.seq))?;
         let (geometry, caps) = (self.geometry(), self.pool.backend.caps());
@@ -169,21 +169,21 @@ impl<B: Backend> PagedStore<B> {
         Ok(())
     }
 
-    fn plan_appends(&self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Vec<Planned> {
+    pub(crate) fn plan_appends(&self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Vec<Planned> {
         let mut owners = Owners::default();
         let page_size = self.geometry().page_tokens().into();
         let plan = |append: &Append<'_, B::Buffer>| {
             let pages = &self.sequences[&append.seq.id()][layer];
             let start = append.at.unwrap_or(pages.len);
             let end = start + u64::from(append.tokens);
-            let fresh = fresh_pages(pages, start..end, page_size, &self.pool.frames, &mut owners);
-            Planned { id: append.seq.id(), start, end, fresh, frames: Vec::new(), from_reserved: 0 }
+            let fresh = fresh_pages(pages, start..end, page_size, &self.pool.book, &mut owners);
+            Planned { id: append.seq.id(), start, end, fresh, pages: Vec::new(), from_reserved: 0 }
         };
         appends.iter().map(plan).collect()
     }
 
     /// Reserved frames that a plan's new pages will use.
-    fn reserved_for(&self, layer: usize, plan: &Planned) -> u64 {
+    pub(crate) fn reserved_for(&self, layer: usize, plan: &Planned) -> u64 {
         let new = plan.fresh.iter().filter(|(_, why)| *why == Fresh::New).count();
         self.sequences[&plan.id][layer].reserved.len().min(new) as u64
     }
@@ -191,13 +191,13 @@ impl<B: Backend> PagedStore<B> {
     /// Takes the plan's frames: new pages from the reservation first, each after its predecessor where that is free.
     fn claim(&mut self, layer: usize, plan: &mut Planned) {
         let pages = &mut self.sequences.get_mut(&plan.id).expect("planned")[layer];
-        let mut last = pages.frames.last().copied();
+        let mut last = pages.table.last().copied();
         for (_, why) in &plan.fresh {
             let reserved = if *why == Fresh::New { pages.reserved.pop_front() } else { None };
             plan.from_reserved += usize::from(reserved.is_some());
-            let frame = reserved.or_else(|| self.pool.frames.take(last)).expect("the pool has grown for the plan");
+            let frame = reserved.or_else(|| self.pool.take(last)).expect("the pool has grown for the plan");
             last = Some(frame);
-            plan.frames.push(frame);
+            plan.pages.push(frame);
         }
     }
 
@@ -206,12 +206,12 @@ impl<B: Backend> PagedStore<B> {
         let pages = &mut self.sequences.get_mut(&plan.id).expect("planned")[layer];
         let mut reserved = plan.from_reserved;
         let mut returned = Vec::new();
-        for ((_, why), frame) in plan.fresh.iter().zip(plan.frames) {
+        for ((_, why), frame) in plan.fresh.iter().zip(plan.pages) {
             if *why == Fresh::New && reserved > 0 {
                 reserved -= 1;
                 returned.push(frame);
             } else {
-                self.pool.frames.release(frame);
+                self.pool.give(frame);
             }
         }
         returned.into_iter().rev().for_each(|frame| pages.reserved.push_front(frame));
@@ -219,11 +219,11 @@ impl<B: Backend> PagedStore<B> {
 
     fn commit(&mut self, layer: usize, plan: Planned) {
         let pages = &mut self.sequences.get_mut(&plan.id).expect("planned")[layer];
-        for ((page, why), frame) in plan.fresh.into_iter().zip(plan.frames) {
+        for ((page, why), frame) in plan.fresh.into_iter().zip(plan.pages) {
             match why {
-                Fresh::New => pages.frames.push(frame),
+                Fresh::New => pages.table.push(frame),
                 Fresh::Copy | Fresh::Replace => {
-                    self.pool.frames.release(std::mem::replace(&mut pages.frames[page], frame));
+                    self.pool.give(std::mem::replace(&mut pages.table[page], frame));
                 }
             }
             self.counters.copied_pages += u64::from(why == Fresh::Copy);

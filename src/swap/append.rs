@@ -1,0 +1,163 @@
+//! `append` and `write_at`: brings in what is written to, makes room, and lets more tokens than the device holds pass
+//! through it in pieces.
+
+use super::residency::Origin;
+use super::{HighSpeedSwap, WhenFull};
+use crate::backend::Backend;
+use crate::backend::ops::View;
+use crate::store::{Append, Sequence};
+use crate::{Error, Result};
+
+impl<B: Backend> HighSpeedSwap<B> {
+    /// Writes new tokens of one or many sequences into a layer, as [`PagedStore::append`](crate::PagedStore::append) does.
+    ///
+    /// Tokens for more pages than half of the frames are written in pieces, whose pages leave the device as it goes.
+    ///
+    /// # Errors
+    /// Those of `PagedStore::append`; [`Error::NothingEvictable`], [`Error::TierFull`] and [`Error::Page`] when no frame
+    /// can be freed or a page that is written to does not come back. Nothing has changed then, except that a write in pieces
+    /// over tokens that existed may have overwritten some of them.
+    pub fn append(&mut self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Result<()> {
+        self.pump()?;
+        self.store.check_appends(layer, appends)?;
+        if self.config.when_full == WhenFull::Refuse {
+            self.check_tier(layer, appends)?;
+        }
+        let frames = self.resident().limit;
+        if self.fresh(layer, appends) <= (frames / 2).max(1) {
+            return self.append_piece(layer, appends);
+        }
+        let lens: Vec<(u64, u64)> =
+            appends.iter().map(|append| (append.seq.id(), self.store.sequences[&append.seq.id()][layer].len)).collect();
+        let result = self.append_pieces(layer, appends, (frames / 4).max(1));
+        if result.is_err() {
+            for (id, len) in lens {
+                self.store.truncate_layer(id, layer, len);
+            }
+            self.reap();
+        }
+        result
+    }
+
+    /// [`append`](Self::append) of one sequence from token `offset` on.
+    ///
+    /// # Errors
+    /// Those of `append`.
+    pub fn write_at(
+        &mut self,
+        layer: usize,
+        seq: &Sequence,
+        offset: u64,
+        tokens: u32,
+        k: View<B::Buffer>,
+        v: View<B::Buffer>,
+    ) -> Result<()> {
+        self.append(layer, &[Append::new(seq, tokens, k, v).at(offset)])
+    }
+
+    /// Frames that a write would take.
+    fn fresh(&self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> u64 {
+        let planned = self.store.plan_appends(layer, appends);
+        planned.iter().map(|plan| plan.fresh.len() as u64 - self.store.reserved_for(layer, plan)).sum()
+    }
+
+    /// Refuses a write that completes more pages than the tier has room for.
+    fn check_tier(&self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Result<()> {
+        let page_size = u64::from(self.geometry().page_tokens());
+        let completed = |append: &Append<'_, B::Buffer>| {
+            let len = self.store.sequences[&append.seq.id()][layer].len;
+            let start = append.at.unwrap_or(len);
+            (start + u64::from(append.tokens)) / page_size - start / page_size
+        };
+        let waiting = self.queue.iter().filter(|(page, _)| self.resident().wants_out(*page)).count() as u64;
+        let required = waiting + appends.iter().map(completed).sum::<u64>();
+        let (free, capacity) = (self.tier.free(), self.tier.capacity());
+        if required > free && required > waiting {
+            return Err(Error::TierFull { tier: self.tier.name(), required, free, capacity });
+        }
+        Ok(())
+    }
+
+    /// Cuts a write at page boundaries, so that each piece needs few frames.
+    fn append_pieces(&mut self, layer: usize, appends: &[Append<'_, B::Buffer>], pages: u64) -> Result<()> {
+        let page_size = u64::from(self.geometry().page_tokens());
+        for append in appends {
+            let len = self.store.sequences[&append.seq.id()][layer].len;
+            let mut at = append.at.unwrap_or(len);
+            let (first, end) = (at, at + u64::from(append.tokens));
+            while at < end {
+                let next = ((at / page_size + pages) * page_size).min(end);
+                let from = |view: &View<B::Buffer>| view.clone().from_row(at - first);
+                let (k, v) = (from(&append.k), from(&append.v));
+                let piece = Append::new(append.seq, (next - at) as u32, k, v).at(at);
+                self.append_piece(layer, &[piece])?;
+                self.pump()?;
+                at = next;
+            }
+        }
+        Ok(())
+    }
+
+    fn append_piece(&mut self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Result<()> {
+        let mut held = Vec::new();
+        let result = self.hold_written(layer, appends, &mut held).and_then(|()| {
+            self.make_room(self.fresh(layer, appends))?;
+            self.write(layer, appends)
+        });
+        held.into_iter().for_each(|page| self.residency().unpin(page));
+        result
+    }
+
+    /// Brings the pages that will be written to or copied to the device, and pins them.
+    fn hold_written(&mut self, layer: usize, appends: &[Append<'_, B::Buffer>], held: &mut Vec<u32>) -> Result<()> {
+        let page_size = u64::from(self.geometry().page_tokens());
+        let mut wanted: Vec<(u64, Vec<(u32, u64)>)> = Vec::new();
+        for append in appends.iter().filter(|append| append.tokens > 0) {
+            let pages = &self.store.sequences[&append.seq.id()][layer];
+            let start = append.at.unwrap_or(pages.len);
+            let end = start + u64::from(append.tokens);
+            let existing = (start / page_size..end.div_ceil(page_size)).take_while(|&p| p < pages.table.len() as u64);
+            let numbers: Vec<(u32, u64)> = existing.map(|page| (pages.table[page as usize], page)).collect();
+            wanted.push((append.seq.id(), numbers));
+        }
+        let (mark, step) = (self.marks.next(), self.step);
+        for &(number, _) in wanted.iter().flat_map(|(_, numbers)| numbers) {
+            self.residency().pin(number);
+            held.push(number);
+        }
+        for (id, numbers) in &wanted {
+            let pages: Vec<u32> = numbers.iter().map(|(number, _)| *number).collect();
+            self.fetch(&pages)?;
+            self.land(numbers, *id, layer)?;
+        }
+        held.iter().for_each(|&page| self.residency().used(page, mark, step));
+        Ok(())
+    }
+
+    /// The write itself: everything that it touches is on the device, and there is room.
+    fn write(&mut self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Result<()> {
+        let page_size = u64::from(self.geometry().page_tokens());
+        let starts: Vec<u64> = appends
+            .iter()
+            .map(|append| append.at.unwrap_or(self.store.sequences[&append.seq.id()][layer].len))
+            .collect();
+        self.store.append(layer, appends)?;
+        let (mark, step) = (self.marks.next(), self.step);
+        for (append, start) in appends.iter().zip(starts) {
+            let (sequence, end) = (append.seq.id(), start + u64::from(append.tokens));
+            for index in start / page_size..end.div_ceil(page_size) {
+                let pages = &self.store.sequences[&sequence][layer];
+                let (page, full) = (pages.table[index as usize], pages.len >= (index + 1) * page_size);
+                let before = (index > 0).then(|| pages.table[index as usize - 1]);
+                let origin = Origin { sequence, layer: layer as u32, index: index as u32 };
+                self.residency().written(page, full, origin);
+                self.residency().used(page, mark, step);
+                if full {
+                    self.queue.push_back((page, before));
+                }
+            }
+        }
+        self.reap();
+        Ok(())
+    }
+}
