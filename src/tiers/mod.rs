@@ -4,13 +4,16 @@
 //! acknowledged later, page by page, and a read is landed when its pages are wanted. What goes wrong is said of the page
 //! that it went wrong with.
 
+mod cascade;
 pub(crate) mod extents;
+pub mod file;
 mod host;
 
+pub use cascade::FileTier;
 pub use host::HostTier;
 
 use crate::backend::ops::Arena;
-use crate::backend::{Backend, Caps};
+use crate::backend::Backend;
 use crate::record::Record;
 use crate::{PageFault, Result};
 use std::fmt;
@@ -160,9 +163,4 @@ pub(crate) fn runs(pages: &[PageMove], most: usize) -> Vec<std::ops::Range<usize
         }
     }
     runs
-}
-
-/// Refuses a tier of a device that cannot have one.
-pub(crate) fn unsupported(caps: &Caps, what: &str) -> crate::Error {
-    crate::Error::Unsupported { backend: caps.backend, operation: "tier", format: what.to_owned() }
 }

@@ -1,0 +1,163 @@
+//! How do pages get from the cache or the file back to frames? Hits straight from their cells; the others by runs from the
+//! file, through cells.
+
+use super::super::file::{Batch, Run};
+use super::super::{Landing, Lane, PageMove, Ticket, runs};
+use super::Attached;
+use crate::backend::Backend;
+use crate::{PageFault, Result};
+use std::time::{Duration, Instant};
+
+/// A read under way.
+#[derive(Debug)]
+pub(super) struct Read {
+    pages: Vec<PageMove>,
+    /// Pages that the cache has: index and cell.
+    hits: Vec<(usize, u32)>,
+    /// Indices of the others in the order of their slots, and what the file is reading.
+    misses: Vec<usize>,
+    batch: Option<Batch>,
+}
+
+impl<B: Backend> Attached<B> {
+    pub(super) fn read(&mut self, pages: &[PageMove]) -> Result<Ticket> {
+        let (mut hits, mut misses) = (Vec::new(), Vec::new());
+        for (at, page) in pages.iter().enumerate() {
+            match self.cache.hit(page.slot, page.generation, self.record_bytes) {
+                Some(cell) => hits.push((at, cell)),
+                None => misses.push(at),
+            }
+            self.cache.count_read(page.slot);
+        }
+        misses.sort_unstable_by_key(|&at| pages[at].slot);
+        let batch = self.ask(pages, &misses);
+        let batch = match batch {
+            Ok(batch) => batch,
+            Err(error) => {
+                hits.iter().for_each(|&(at, _)| self.cache.done(pages[at].slot, pages[at].generation));
+                return Err(error);
+            }
+        };
+        self.hits += misses.len() as u64;
+        let ticket = self.ticket();
+        self.reads.insert(ticket, Read { pages: pages.to_vec(), hits, misses, batch });
+        Ok(ticket)
+    }
+
+    /// Lets the file read runs of adjacent pages.
+    fn ask(&mut self, pages: &[PageMove], misses: &[usize]) -> Result<Option<Batch>> {
+        if misses.is_empty() {
+            return Ok(None);
+        }
+        let moves: Vec<PageMove> = misses.iter().map(|&at| pages[at]).collect();
+        let mut asked = Vec::new();
+        for run in runs(&moves, self.run_pages) {
+            let generations = moves[run.clone()].iter().map(|one| one.generation).collect();
+            asked.push(Run { first: moves[run.start].slot, generations, buffer: self.buffer(run.len())? });
+        }
+        Ok(Some(self.store()?.read(asked)?))
+    }
+
+    pub(super) fn land(&mut self, mut lane: Lane<'_, B>, ticket: Ticket) -> Result<Landing<B>> {
+        let begin = Instant::now();
+        let Some(read) = self.reads.remove(&ticket) else {
+            return Ok(Landing { outcome: Vec::new(), moved: None, waited: Duration::ZERO });
+        };
+        let runs = read.batch.map_or_else(Vec::new, Batch::wait);
+        let waited = begin.elapsed();
+        self.free_users(lane.backend)?;
+        let began = lane.backend.record(lane.stream)?;
+        let closed = |page: &PageMove| Err(PageFault::Closed { slot: page.slot });
+        let mut outcome: Vec<Result<(), PageFault>> = read.pages.iter().map(closed).collect();
+        let mut ready = Ready::default();
+        for (at, cell) in read.hits {
+            let page = read.pages[at];
+            outcome[at] = Ok(());
+            ready.kept.push((page.frame, cell));
+            ready.users.push((page.slot, page.generation));
+        }
+        let mut indices = read.misses.into_iter();
+        let mut passed = Ok(());
+        for run in runs {
+            let stride = (run.buffer.len() / run.results.len().max(1)).max(1);
+            for (record, result) in run.buffer.chunks_exact(stride).zip(run.results) {
+                let Some(at) = indices.next() else { break };
+                outcome[at] = result;
+                if outcome[at].is_ok() && passed.is_ok() {
+                    passed = self.pass(&mut lane, read.pages[at], &record[..self.record_bytes], &mut ready);
+                }
+            }
+            self.keep_buffer(run.buffer);
+        }
+        let moved = passed.and_then(|()| self.send_in(&mut lane, &mut ready)).and_then(|()| {
+            self.cache.cells.swap(&mut lane, &ready.kept, false)?;
+            lane.backend.record(lane.stream)
+        });
+        match moved {
+            Ok(ended) => {
+                self.users.push_back((ended.clone(), ready.users));
+                Ok(Landing { outcome, moved: Some((began, ended)), waited })
+            }
+            Err(error) => {
+                lane.backend.synchronize(lane.stream)?;
+                ready.staged.into_iter().for_each(|(_, cell)| self.staging.give(cell));
+                ready.users.into_iter().for_each(|(slot, generation)| self.cache.done(slot, generation));
+                Err(error)
+            }
+        }
+    }
+
+    /// Puts a record that the file has read into a cell, of the cache if that keeps it.
+    fn pass(&mut self, lane: &mut Lane<'_, B>, page: PageMove, record: &[u8], ready: &mut Ready) -> Result<()> {
+        let used = u64::from(self.slots.used());
+        if let Some(cell) = self.cache.keep(page.slot, page.generation, false, used, self.record_bytes) {
+            ready.users.push((page.slot, page.generation));
+            self.cache.cells.write(lane.backend, cell, record)?;
+            ready.kept.push((page.frame, cell));
+            return Ok(());
+        }
+        let cell = loop {
+            if let Some(cell) = self.staging_cell(lane.backend)? {
+                break cell;
+            }
+            // All cells are full: what waits in them goes on.
+            if ready.staged.is_empty() {
+                self.push_on(lane.backend)?;
+            }
+            self.send_in(lane, ready)?;
+        };
+        ready.staged.push((page.frame, cell));
+        self.staging.write(lane.backend, cell, record)
+    }
+
+    /// Enqueues the moves from staging cells to frames.
+    fn send_in(&mut self, lane: &mut Lane<'_, B>, ready: &mut Ready) -> Result<()> {
+        if !ready.staged.is_empty() {
+            self.staging.swap(lane, &ready.staged, false)?;
+            let event = lane.backend.record(lane.stream)?;
+            self.leaving.push_back((event, ready.staged.drain(..).map(|(_, cell)| cell).collect()));
+        }
+        Ok(())
+    }
+
+    /// Lets go of cells of the cache that the device has read.
+    fn free_users(&mut self, backend: &B) -> Result<()> {
+        while let Some((event, _)) = self.users.front() {
+            if !backend.is_done(event)? {
+                break;
+            }
+            let users = self.users.pop_front().map_or_else(Vec::new, |(_, users)| users);
+            users.into_iter().for_each(|(slot, generation)| self.cache.done(slot, generation));
+        }
+        Ok(())
+    }
+}
+
+/// Records in cells that are to go to frames: (frame, cell).
+#[derive(Debug, Default)]
+struct Ready {
+    staged: Vec<(u32, u32)>,
+    kept: Vec<(u32, u32)>,
+    /// Slots and generations whose cells of the cache are in use.
+    users: Vec<(u32, u64)>,
+}
