@@ -20,6 +20,7 @@ mod geometry;
 mod pages;
 pub mod record;
 mod store;
+pub mod tiers;
 
 pub use backend::ops::View;
 pub use backend::{Backend, Caps, Device, DeviceBuffer};
