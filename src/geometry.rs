@@ -1,9 +1,11 @@
 //! What a model's K and V look like: layers, heads, dimensions, page size and format, validated once.
 
 use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
 
 /// The type of one tensor element on a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Dtype {
     /// IEEE 754 binary32.
     F32,
@@ -46,7 +48,8 @@ impl Dtype {
 
 /// How a page stores its elements.
 #[non_exhaustive]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum PageFormat {
     /// 4 bytes an element.
     F32,
@@ -89,7 +92,8 @@ impl PageFormat {
 /// assert!(Geometry::new(32, 32, 5, 128).validate().is_err());
 /// # Ok::<(), kvtide::Error>(())
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Fields")]
 pub struct Geometry {
     layers: u32,
     q_heads: u32,
@@ -207,5 +211,46 @@ impl Geometry {
     /// Pages that hold `tokens` tokens of one layer.
     pub const fn pages_for(&self, tokens: u64) -> u64 {
         if self.page_size == 0 { 0 } else { tokens.div_ceil(self.page_size as u64) }
+    }
+}
+
+/// A geometry as it is written down, not validated yet.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    layers: u32,
+    q_heads: u32,
+    kv_heads: u32,
+    k_dim: u32,
+    v_dim: u32,
+    page_size: u32,
+    format: PageFormat,
+}
+
+impl TryFrom<Fields> for Geometry {
+    type Error = Error;
+
+    fn try_from(fields: Fields) -> Result<Geometry> {
+        let Fields { layers, q_heads, kv_heads, k_dim, v_dim, page_size, format } = fields;
+        Geometry { layers, q_heads, kv_heads, k_dim, v_dim, page_size, format }.validate()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_written_geometry_reads_back_and_a_wrong_one_is_refused() {
+        let geometry = Geometry::new(2, 8, 4, 64).value_dim(96).page_size(32).format(PageFormat::F16);
+        let text = serde_json::to_string(&geometry).unwrap();
+        assert_eq!(
+            text,
+            r#"{"layers":2,"q_heads":8,"kv_heads":4,"k_dim":64,"v_dim":96,"page_size":32,"format":"f16"}"#
+        );
+        assert_eq!(serde_json::from_str::<Geometry>(&text).unwrap(), geometry);
+        for (from, to) in [("\"kv_heads\":4", "\"kv_heads\":3"), ("f16", "int4"), ("{", "{\"rope\":1,")] {
+            assert!(serde_json::from_str::<Geometry>(&text.replace(from, to)).is_err(), "{to}");
+        }
     }
 }

@@ -1,0 +1,97 @@
+//! Which engine moves the bytes: the best of what the options allow and the system does, found by trying it.
+
+use super::aligned::AlignedBuffer;
+use super::disk::{Disk, Hook, Meter, open_direct};
+use super::format::HEADER;
+use super::options::{Engine, FileOptions, Mode, first_that_works};
+use super::queue::Queue;
+use super::threads;
+use super::transfer::Transfer;
+use crate::{Error, Result};
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// The threads of an engine. Dropping it ends them: runs that wait end as [`PageFault::Closed`](crate::PageFault::Closed).
+pub(super) struct Workers {
+    queue: Arc<Queue>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    /// Hands runs to the engine.
+    pub(super) fn push(&self, runs: Vec<Transfer>) {
+        self.queue.push(runs);
+    }
+
+    /// Ends the threads once every run has ended.
+    pub(super) fn finish(&mut self) {
+        self.end(false);
+    }
+
+    fn end(&mut self, abandon: bool) {
+        self.queue.close(abandon);
+        // A thread that panicked has delivered its runs as closed.
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.end(true);
+    }
+}
+
+/// Starts the best engine that works. Each try writes the header block to the file and reads it back.
+///
+/// # Errors
+/// [`Error::Unavailable`] with the reason of every step that was tried.
+pub(super) fn start(
+    plain: &File,
+    path: &Path,
+    options: &FileOptions,
+    header: &[u8; HEADER as usize],
+    hook: Option<Arc<dyn Hook>>,
+) -> Result<(Arc<Disk>, Workers, Mode)> {
+    let started = first_that_works(options, |engine, direct| {
+        let mut block = AlignedBuffer::new(header.len());
+        block.copy_from_slice(header);
+        let second = if direct { Some(open_direct(plain, path)?) } else { None };
+        let plain = plain.try_clone().map_err(|error| error.to_string())?;
+        let disk = Disk { plain, direct: second, hook: hook.clone(), meter: Meter::default() };
+        let disk = Arc::new(disk);
+        let workers = match engine {
+            Engine::Uring => ring(&disk, options.queue_depth, &block)?,
+            Engine::Threads => pool(&disk, options.threads, &mut block)?,
+        };
+        Ok((disk, workers))
+    });
+    let ((disk, workers), mode) = started.map_err(|reason| Error::Unavailable { backend: "store file", reason })?;
+    Ok((disk, workers, mode))
+}
+
+fn pool(disk: &Arc<Disk>, threads: u32, block: &mut AlignedBuffer) -> Result<Workers, String> {
+    threads::probe(disk.direct.as_ref().unwrap_or(&disk.plain), block).map_err(|error| error.to_string())?;
+    let queue = Arc::new(Queue::default());
+    let threads = threads::start(disk, &queue, threads).map_err(|error| error.to_string())?;
+    Ok(Workers { queue, threads })
+}
+
+#[cfg(target_os = "linux")]
+fn ring(disk: &Arc<Disk>, depth: u32, block: &AlignedBuffer) -> Result<Workers, String> {
+    let start = || {
+        let mut ring = super::uring::Ring::new(depth)?;
+        ring.probe(disk.direct.as_ref().unwrap_or(&disk.plain), block)?;
+        let bell = Arc::new(super::queue::Bell::new()?);
+        let queue = Arc::new(Queue::with_bell(bell.clone()));
+        let threads = vec![super::uring::start(ring, disk, &queue, bell)?];
+        Ok(Workers { queue, threads })
+    };
+    start().map_err(|error: std::io::Error| error.to_string())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ring(_: &Arc<Disk>, _: u32, _: &AlignedBuffer) -> Result<Workers, String> {
+    Err("only on Linux".to_owned())
+}
