@@ -12,8 +12,8 @@ mod host;
 pub use cascade::FileTier;
 pub use host::HostTier;
 
-use crate::backend::ops::Arena;
 use crate::backend::Backend;
+use crate::backend::ops::Arena;
 use crate::record::Record;
 use crate::{PageFault, Result};
 use std::fmt;

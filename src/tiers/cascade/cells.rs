@@ -78,15 +78,16 @@ impl<B: Backend> Cells<B> {
     pub(super) fn swap(&mut self, lane: &mut Lane<'_, B>, pairs: &[(u32, u32)], out: bool) -> Result<()> {
         let mut pairs = pairs.to_vec();
         pairs.sort_unstable_by_key(|(_, cell)| *cell);
-        for run in pairs.chunk_by(|a, b| a.1 / self.per_block == b.1 / self.per_block) {
+        let per_block = self.per_block;
+        for run in pairs.chunk_by(|a, b| a.1 / per_block == b.1 / per_block) {
             let moves: Vec<Move> = run
                 .iter()
                 .map(|&(frame, cell)| {
-                    let index = cell % self.per_block;
+                    let index = cell % per_block;
                     if out { Move { from: frame, to: index } } else { Move { from: index, to: frame } }
                 })
                 .collect();
-            let host = self.block(lane.backend, run[0].1 / self.per_block)?;
+            let host = self.block(lane.backend, run[0].1 / per_block)?;
             let (record, arena, stride) = (lane.record, lane.arena, self.stride);
             let args = Swap { record, arena, host: &host, offset: 0, stride, moves: &moves };
             if out { lane.backend.swap_out(lane.stream, &args)? } else { lane.backend.swap_in(lane.stream, &args)? }

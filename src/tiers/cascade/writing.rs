@@ -37,7 +37,8 @@ impl<B: Backend> Attached<B> {
         }
         let outcome = pages.iter().map(|_| None).collect();
         let mut write = Write { pages: pages.to_vec(), kept, staged: None, sent: Vec::new(), outcome };
-        let done = self.cache.cells.swap(&mut lane, &pairs, true).and_then(|()| self.stage(&mut lane, &mut write, &through));
+        let done =
+            self.cache.cells.swap(&mut lane, &pairs, true).and_then(|()| self.stage(&mut lane, &mut write, &through));
         if let Err(error) = done {
             // Nothing was acknowledged: what the file may still be writing is given back when it has stopped.
             lane.backend.synchronize(lane.stream)?;
@@ -106,7 +107,9 @@ impl<B: Backend> Attached<B> {
         } else if !backend.is_done(event)? {
             return Ok(false);
         }
-        let Some((_, mut staged)) = write.staged.take().filter(|(_, staged)| !staged.is_empty()) else { return Ok(true) };
+        let Some((_, mut staged)) = write.staged.take().filter(|(_, staged)| !staged.is_empty()) else {
+            return Ok(true);
+        };
         staged.sort_unstable_by_key(|&(at, _)| write.pages[at].slot);
         let moves: Vec<PageMove> = staged.iter().map(|&(at, _)| write.pages[at]).collect();
         let cells: Vec<u32> = staged.iter().map(|&(_, cell)| cell).collect();

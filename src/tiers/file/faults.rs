@@ -51,6 +51,12 @@ pub struct Faults {
     state: Arc<State>,
 }
 
+impl std::fmt::Debug for Faults {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Faults")
+    }
+}
+
 impl Faults {
     /// No faults.
     pub fn new() -> Self {
