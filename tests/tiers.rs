@@ -193,3 +193,25 @@ fn a_file_of_another_model_is_refused() -> Result<()> {
     assert_eq!(what(build(model(), FileTier::open(&path).fingerprint(7))), "state");
     Ok(())
 }
+
+#[test]
+fn a_chunk_whose_states_do_not_fit_streams_each_page_once() -> Result<()> {
+    for (rows, state_bytes) in [(300, 64 << 10), (40, 16 << 10), (17, 1)] {
+        let mut twins = Twins::new(40, HostTier::new(4 << 20))?;
+        let tier = HostTier::new(4 << 20);
+        let config = SwapConfig { state_bytes, layer_ahead: false, ..config(40) };
+        twins.swapped = HighSpeedSwap::builder(twins.device.clone(), model()).config(config).tier(tier).build()?;
+        let pair = twins.begin();
+        twins.append(&pair, 2000, 1)?;
+        twins.append(&pair, rows, 2)?;
+        let before = twins.swapped.stats().streamed_pages;
+        twins.compare(&pair, rows, 3)?;
+        let streamed = twins.swapped.stats().streamed_pages - before;
+        let pages = u64::from((2000 + rows).div_ceil(PAGE) * LAYERS);
+        println!("{rows} rows, {state_bytes} bytes of states: {streamed} of {pages} pages streamed");
+        if rows == 300 {
+            assert!(streamed <= 8 * pages, "{streamed} pages streamed for {pages}");
+        }
+    }
+    Ok(())
+}

@@ -3,7 +3,7 @@
 use super::{PagedStore, Sequence};
 use crate::attention::{Batch, Visible, plan};
 use crate::backend::ops::{self, Arena, View};
-use crate::backend::params::Tile;
+use crate::backend::params::{FoldRow, Tile};
 use crate::backend::{Backend, Caps};
 use crate::{Error, Geometry, Result};
 
@@ -112,7 +112,7 @@ impl<B: Backend> PagedStore<B> {
             let pages = &mut self.sequences.get_mut(&rows.seq.id()).expect("looked up before")[layer];
             self.pool.upload_table(pages)?;
         }
-        for batch in self.batches(layer, query) {
+        for batch in self.batches(&self.visible(layer, query)) {
             self.enqueue_attend(query, &batch, &batch.tiles)?;
             self.enqueue_merge(query, &batch)?;
         }
@@ -135,16 +135,28 @@ impl<B: Backend> PagedStore<B> {
         Ok(count)
     }
 
-    /// The plan of a call whose tables have their places.
-    pub(crate) fn batches(&self, layer: usize, query: &Query<'_, B::Buffer>) -> Vec<Batch> {
+    /// What each row of a call sees, once the tables have their places.
+    pub(crate) fn visible(&self, layer: usize, query: &Query<'_, B::Buffer>) -> Vec<Visible> {
         let rows = query.rows.iter().flat_map(|rows| {
             let pages = &self.sequences[&rows.seq.id()][layer];
             rows.visible(pages.span.map_or(0, |span| span.base), pages.len)
         });
-        let visible: Vec<Visible> = rows.collect();
-        let rows_per_tile = (self.pool.backend.caps().query_tile / self.geometry().group()).max(1);
-        let max_states = (self.config.state_bytes / self.pool.state_bytes()).clamp(1, u32::MAX.into()) as u32;
-        plan(&visible, rows_per_tile, max_states)
+        rows.collect()
+    }
+
+    /// The plan of a call.
+    pub(crate) fn batches(&self, visible: &[Visible]) -> Vec<Batch> {
+        plan(visible, self.rows_per_tile(), self.max_states())
+    }
+
+    /// Rows that a work item takes.
+    pub(crate) fn rows_per_tile(&self) -> u32 {
+        (self.pool.backend.caps().query_tile / self.geometry().group()).max(1)
+    }
+
+    /// States that the configured bytes hold.
+    pub(crate) fn max_states(&self) -> u32 {
+        (self.config.state_bytes / self.pool.state_bytes()).clamp(1, u32::MAX.into()) as u32
     }
 
     /// Attends some tiles of a batch: all of them, or those whose pages are on the device.
@@ -165,6 +177,14 @@ impl<B: Backend> PagedStore<B> {
             states: &states,
         };
         pool.backend.attend(&mut pool.stream, &attend)
+    }
+
+    /// Folds states of a batch into states.
+    pub(crate) fn enqueue_fold(&mut self, batch: &Batch, rows: &[FoldRow]) -> Result<()> {
+        let states = self.pool.states(batch.states)?;
+        let (geometry, pool) = (self.record.geometry(), &mut self.pool);
+        let (q_heads, v_dim) = (geometry.q_heads(), geometry.v_dim());
+        pool.backend.fold(&mut pool.stream, &ops::Fold { states: &states, rows, q_heads, v_dim })
     }
 
     /// Writes the outputs of a batch, all of whose tiles have been attended.

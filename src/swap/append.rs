@@ -1,6 +1,7 @@
 //! `append` and `write_at`: brings in what is written to, makes room, and lets more tokens than the device holds pass
 //! through it in pieces.
 
+use super::fetch::Wanted;
 use super::residency::Origin;
 use super::{HighSpeedSwap, WhenFull};
 use crate::backend::Backend;
@@ -99,39 +100,31 @@ impl<B: Backend> HighSpeedSwap<B> {
     }
 
     fn append_piece(&mut self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Result<()> {
-        let mut held = Vec::new();
-        let result = self.hold_written(layer, appends, &mut held).and_then(|()| {
+        let touched = self.touched(layer, appends);
+        self.ask(&touched, true)?;
+        let result = self.land(layer, &touched).and_then(|()| {
+            let (mark, step) = (self.marks.next(), self.step);
+            touched.iter().for_each(|page| self.residency().used(page.number, mark, step));
             self.make_room(self.fresh(layer, appends))?;
             self.write(layer, appends)
         });
-        held.into_iter().for_each(|page| self.residency().unpin(page));
+        self.let_go(&touched);
         result
     }
 
-    /// Brings the pages that will be written to or copied to the device, and pins them.
-    fn hold_written(&mut self, layer: usize, appends: &[Append<'_, B::Buffer>], held: &mut Vec<u32>) -> Result<()> {
+    /// The pages that exist and will be written to or copied.
+    fn touched(&self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Vec<Wanted> {
         let page_size = u64::from(self.geometry().page_tokens());
-        let mut wanted: Vec<(u64, Vec<(u32, u64)>)> = Vec::new();
+        let mut touched = Vec::new();
         for append in appends.iter().filter(|append| append.tokens > 0) {
-            let pages = &self.store.sequences[&append.seq.id()][layer];
+            let sequence = append.seq.id();
+            let pages = &self.store.sequences[&sequence][layer];
             let start = append.at.unwrap_or(pages.len);
-            let end = start + u64::from(append.tokens);
-            let existing = (start / page_size..end.div_ceil(page_size)).take_while(|&p| p < pages.table.len() as u64);
-            let numbers: Vec<(u32, u64)> = existing.map(|page| (pages.table[page as usize], page)).collect();
-            wanted.push((append.seq.id(), numbers));
+            let end = (start + u64::from(append.tokens)).div_ceil(page_size).min(pages.table.len() as u64);
+            let wanted = |page: u64| Wanted { number: pages.table[page as usize], sequence, page };
+            touched.extend((start / page_size..end).map(wanted));
         }
-        let (mark, step) = (self.marks.next(), self.step);
-        for &(number, _) in wanted.iter().flat_map(|(_, numbers)| numbers) {
-            self.residency().pin(number);
-            held.push(number);
-        }
-        for (id, numbers) in &wanted {
-            let pages: Vec<u32> = numbers.iter().map(|(number, _)| *number).collect();
-            self.fetch(&pages)?;
-            self.land(numbers, *id, layer)?;
-        }
-        held.iter().for_each(|&page| self.residency().used(page, mark, step));
-        Ok(())
+        touched
     }
 
     /// The write itself: everything that it touches is on the device, and there is room.

@@ -1,19 +1,20 @@
 //! `attend` over pages that may be anywhere: resident splits at once, the others as their tiles come.
 
 use super::HighSpeedSwap;
+use super::fetch::Wanted;
 use super::plan::{Need, Piece, Span, pages_of, pieces, tiles};
 use crate::Result;
 use crate::attention::{Batch, SPLIT};
 use crate::backend::Backend;
 use crate::store::Query;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// The sequences of one batch: what each needs, and which table is whose.
 #[derive(Debug, Default)]
-struct Cast {
-    ids: Vec<u64>,
-    needs: Vec<Need>,
-    by_table: HashMap<u32, usize>,
+pub(super) struct Cast {
+    pub(super) ids: Vec<u64>,
+    pub(super) needs: Vec<Need>,
+    pub(super) by_table: HashMap<u32, usize>,
 }
 
 impl<B: Backend> HighSpeedSwap<B> {
@@ -38,9 +39,19 @@ impl<B: Backend> HighSpeedSwap<B> {
             let pages = &mut layers.expect("check_query looked it up")[layer];
             self.store.pool.place_table(pages)?;
         }
-        for batch in self.store.batches(layer, query) {
-            let cast = self.cast(layer, query, &batch);
-            self.attend_batch(layer, query, &batch, &cast)?;
+        let visible = self.store.visible(layer, query);
+        let batches = self.store.batches(&visible);
+        // Rows of one sequence in several batches would stream its pages once for each of them.
+        let again = batches.windows(2).any(|pair| {
+            pair[1].tiles.first().is_some_and(|tile| pair[0].tiles.last().is_some_and(|last| last.table == tile.table))
+        });
+        if again && self.is_anything_missing(layer, query) {
+            self.attend_in_order(layer, query, &visible)?;
+        } else {
+            for batch in batches {
+                let cast = self.cast(layer, query, &batch);
+                self.attend_batch(layer, query, &batch, &cast)?;
+            }
         }
         self.set_mark()?;
         self.store.counters.attended_rows += rows;
@@ -79,98 +90,82 @@ impl<B: Backend> HighSpeedSwap<B> {
         let missing = |sequence: usize, page: u32| !self.resident().is_resident(number(sequence, page));
         let (resident, streamed) = pieces(&cast.needs, page_size, tile_pages, missing);
         let pages: u64 = cast.needs.iter().map(|need| page_count(need, page_size)).sum();
-        let misses: usize = streamed.iter().map(|piece| piece.missing.len()).sum();
+        let misses: usize = streamed.iter().map(|piece| piece.missing).sum();
         self.meter.met(pages, misses as u64);
-        // Everything on the device that a later tile needs stays there until it has been attended.
-        let held: Vec<Vec<u32>> = streamed.iter().map(|piece| self.pages_of_piece(layer, cast, piece)).collect();
-        held.iter().flatten().for_each(|&page| self.residency().pin(page));
-        let mut kept = 0;
-        let result = self.attend_in_turn(layer, query, batch, cast, (&resident, &streamed), &held, &mut kept);
-        held[kept..].iter().flatten().for_each(|&page| self.residency().unpin(page));
-        result?;
+        let attend = |swap: &mut Self, piece: &Piece| swap.attend_piece(layer, query, batch, cast, &piece.spans);
+        self.in_turn(layer, cast, Some(&resident), &streamed, attend)?;
         self.store.enqueue_merge(query, batch)
     }
 
-    /// Attends the resident piece, then the tiles in turn, each read ahead of its turn. `done` counts the tiles whose pages
-    /// are no longer pinned.
-    #[allow(clippy::too_many_arguments, reason = "one call site; the pieces belong together")]
-    fn attend_in_turn(
+    /// Lets `attend` enqueue what works on the pages of one piece after the other: first on a piece that is on the device,
+    /// then on the tiles, each read ahead of its turn.
+    pub(super) fn in_turn(
         &mut self,
         layer: usize,
-        query: &Query<'_, B::Buffer>,
-        batch: &Batch,
         cast: &Cast,
-        (resident, streamed): (&Piece, &[Piece]),
-        held: &[Vec<u32>],
-        done: &mut usize,
+        resident: Option<&Piece>,
+        tiles: &[Piece],
+        mut attend: impl FnMut(&mut Self, &Piece) -> Result<()>,
     ) -> Result<()> {
-        let ahead = self.config.tiles_ahead as usize;
-        let mut asked = 0;
-        // The first tiles travel while the resident splits are attended, but not into their frames.
-        let here = self.pages_of_piece(layer, cast, resident);
-        here.iter().for_each(|&page| self.residency().pin(page));
-        let mut result = Ok(true);
-        while asked < ahead.min(streamed.len()) && matches!(result, Ok(true)) {
-            result = self.ask_ahead(layer, cast, &streamed[asked], false);
-            asked += usize::from(matches!(result, Ok(true)));
-        }
-        let attended = result.and_then(|_| self.attend_piece(layer, query, batch, cast, &resident.spans));
-        here.iter().for_each(|&page| self.residency().unpin(page));
-        attended?;
-        for (at, piece) in streamed.iter().enumerate() {
-            if asked <= at {
-                self.ask_ahead(layer, cast, piece, true)?;
-                asked = at + 1;
+        let mut asked: VecDeque<Vec<Wanted>> = VecDeque::new();
+        let result = (|| {
+            if let Some(piece) = resident {
+                // The first tiles travel meanwhile, but not into these frames.
+                let here = self.pages_of_piece(layer, cast, piece);
+                here.iter().for_each(|page| self.residency().pin(page.number));
+                let result = self.read_ahead(layer, cast, tiles, &mut asked).and_then(|()| attend(self, piece));
+                self.let_go(&here);
+                result?;
             }
-            self.land_piece(layer, cast, piece)?;
-            self.attend_piece(layer, query, batch, cast, &piece.spans)?;
-            self.set_mark()?;
-            let keep = self.policy.keeps_streamed();
-            for &page in &held[at] {
-                self.residency().unpin(page);
-                if keep { self.residency().stay(page) } else { self.residency().streamed(page) }
+            for (at, tile) in tiles.iter().enumerate() {
+                if asked.is_empty() {
+                    let pages = self.pages_of_piece(layer, cast, tile);
+                    self.ask(&pages, true)?;
+                    asked.push_back(pages);
+                }
+                self.land(layer, &asked[0])?;
+                attend(self, tile)?;
+                self.set_mark()?;
+                let keep = self.policy.keeps_streamed();
+                for page in asked.pop_front().into_iter().flatten() {
+                    self.residency().unpin(page.number);
+                    if keep { self.residency().stay(page.number) } else { self.residency().streamed(page.number) }
+                }
+                self.read_ahead(layer, cast, &tiles[at + 1..], &mut asked)?;
             }
-            *done = at + 1;
-            while asked < (at + 1 + ahead).min(streamed.len())
-                && self.ask_ahead(layer, cast, &streamed[asked], false)?
-            {
-                asked += 1;
+            Ok(())
+        })();
+        asked.iter().for_each(|pages| self.let_go(pages));
+        result
+    }
+
+    /// Asks for the tiles that should be under way and are not; those that find no room now are asked for later.
+    fn read_ahead(
+        &mut self,
+        layer: usize,
+        cast: &Cast,
+        tiles: &[Piece],
+        asked: &mut VecDeque<Vec<Wanted>>,
+    ) -> Result<()> {
+        let ahead = (self.config.tiles_ahead as usize).min(tiles.len());
+        while asked.len() < ahead {
+            let pages = self.pages_of_piece(layer, cast, &tiles[asked.len()]);
+            if !self.ask(&pages, false)? {
+                break;
             }
+            asked.push_back(pages);
         }
         Ok(())
     }
 
-    /// Begins to fetch a tile. Where that is not possible now it is not an error, unless the tile is the next one wanted.
-    fn ask_ahead(&mut self, layer: usize, cast: &Cast, piece: &Piece, wanted: bool) -> Result<bool> {
-        let numbers: Vec<u32> =
-            piece.missing.iter().map(|&(s, page)| self.table(cast.ids[s], layer)[page as usize]).collect();
-        match self.fetch(&numbers) {
-            Ok(()) => Ok(true),
-            Err(crate::Error::NothingEvictable { .. }) if !wanted => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    fn land_piece(&mut self, layer: usize, cast: &Cast, piece: &Piece) -> Result<()> {
-        for (sequence, &id) in cast.ids.iter().enumerate() {
-            let of = piece.missing.iter().filter(|(owner, _)| *owner == sequence);
-            let pages: Vec<(u32, u64)> =
-                of.map(|&(_, page)| (self.table(id, layer)[page as usize], u64::from(page))).collect();
-            if pages.is_empty() {
-                continue;
-            }
-            // A page that another tile brought may have left again; one that failed then gets its second chance here.
-            let numbers: Vec<u32> = pages.iter().map(|(number, _)| *number).collect();
-            if numbers.iter().any(|&page| !self.resident().is_resident(page) && !self.resident().is_arriving(page)) {
-                self.fetch(&numbers)?;
-            }
-            self.land(&pages, id, layer)?;
-        }
-        Ok(())
+    /// Whether a page of the call's sequences is not on the device.
+    fn is_anything_missing(&self, layer: usize, query: &Query<'_, B::Buffer>) -> bool {
+        let mut pages = query.rows.iter().flat_map(|rows| self.table(rows.seq.id(), layer));
+        pages.any(|&page| !self.resident().is_resident(page))
     }
 
     /// Tells the device where the pages of some splits are, and attends them.
-    fn attend_piece(
+    pub(super) fn attend_piece(
         &mut self,
         layer: usize,
         query: &Query<'_, B::Buffer>,
@@ -202,21 +197,20 @@ impl<B: Backend> HighSpeedSwap<B> {
         self.store.enqueue_attend(query, batch, &cut)
     }
 
-    /// The page numbers of a piece, the missing and the resident ones.
-    fn pages_of_piece(&self, layer: usize, cast: &Cast, piece: &Piece) -> Vec<u32> {
+    /// The pages of a piece, those on the device too.
+    pub(super) fn pages_of_piece(&self, layer: usize, cast: &Cast, piece: &Piece) -> Vec<Wanted> {
         let page_size = self.geometry().page_tokens();
         let pages = piece.spans.iter().flat_map(|span| {
-            let table = self.table(cast.ids[span.sequence], layer);
-            page_range(span, page_size, table.len() as u32).map(|page| table[page as usize])
+            let sequence = cast.ids[span.sequence];
+            let table = self.table(sequence, layer);
+            let pages = page_range(span, page_size, table.len() as u32);
+            pages.map(move |page| Wanted { number: table[page as usize], sequence, page: page.into() })
         });
-        let mut pages: Vec<u32> = pages.collect();
-        pages.sort_unstable();
-        pages.dedup();
-        pages
+        pages.collect()
     }
 
     /// Pages of a tile: what is configured, but no more than lets all tiles under way fit beside each other.
-    fn tile_pages(&self) -> u32 {
+    pub(super) fn tile_pages(&self) -> u32 {
         let share = self.resident().limit / (2 + u64::from(self.config.tiles_ahead));
         u64::from(self.config.tile_pages).min(share).max(1) as u32
     }
@@ -237,11 +231,11 @@ impl<B: Backend> HighSpeedSwap<B> {
         let missing =
             |sequence: usize, page: u32| !self.resident().is_resident(self.table(ids[sequence], next)[page as usize]);
         let (_, streamed) = pieces(&needs, page_size, tile_pages, missing);
+        let cast = Cast { ids: ids.clone(), needs: needs.clone(), ..Cast::default() };
         for piece in streamed.iter().take(self.config.tiles_ahead as usize) {
-            let numbers: Vec<u32> =
-                piece.missing.iter().map(|&(s, page)| self.table(ids[s], next)[page as usize]).collect();
-            let free = self.resident().free_soon();
-            if free < numbers.len() as u64 || self.fetch(&numbers).is_err() {
+            let pages = self.pages_of_piece(next, &cast, piece);
+            let numbers: Vec<u32> = pages.iter().map(|page| page.number).collect();
+            if self.resident().free_soon() < piece.missing as u64 || self.fetch(&numbers).is_err() {
                 break;
             }
         }

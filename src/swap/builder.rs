@@ -10,7 +10,7 @@ use crate::record::Record;
 use crate::store::PagedStore;
 use crate::tiers::Tier;
 use crate::{Error, Geometry, Result};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// What a [`HighSpeedSwap`] is made of. See [`HighSpeedSwap::builder`].
 #[derive(Debug)]
@@ -112,6 +112,7 @@ impl<B: Backend> SwapBuilder<B> {
             lanes,
             marks: Marks::new(overlap),
             flights: VecDeque::new(),
+            failed: HashMap::new(),
             departures: VecDeque::new(),
             queue: VecDeque::new(),
             generation: 0,

@@ -39,9 +39,10 @@ impl<B: Backend> HighSpeedSwap<B> {
             (newest, before) = (newest.max(mark), Some(page));
             moves.push(PageMove { frame, slot, generation });
         }
-        match self.ask(&moves, newest) {
+        match self.request(&moves, newest) {
             Ok(ticket) => {
                 self.meter.fetched(moves.len());
+                absent.iter().for_each(|page| drop(self.failed.remove(page)));
                 self.flights.push_back(Flight { ticket, pages: absent });
                 Ok(())
             }
@@ -53,7 +54,7 @@ impl<B: Backend> HighSpeedSwap<B> {
     }
 
     /// Enqueues the read behind the last users of its frames.
-    fn ask(&mut self, moves: &[PageMove], newest: u64) -> Result<Ticket> {
+    fn request(&mut self, moves: &[PageMove], newest: u64) -> Result<Ticket> {
         if newest >= self.marks.next() {
             self.set_mark()?;
         }
@@ -76,10 +77,10 @@ impl<B: Backend> HighSpeedSwap<B> {
         self.store.pool.give(page);
     }
 
-    /// Lands the oldest flight: its pages are in their frames for everything enqueued from now on. Returns the pages that
-    /// failed; nothing is mapped where they should be.
-    pub(super) fn land_front(&mut self) -> Result<Vec<(u32, PageFault)>> {
-        let Some(flight) = self.flights.pop_front() else { return Ok(Vec::new()) };
+    /// Lands the oldest flight: its pages are in their frames for everything enqueued from now on. Nothing is mapped where a
+    /// page failed; its fault is kept for whoever wants the page.
+    pub(super) fn land_front(&mut self) -> Result<()> {
+        let Some(flight) = self.flights.pop_front() else { return Ok(()) };
         let landing = {
             let (tier, lane) = self.lane(Way::In);
             tier.land(lane, flight.ticket)
@@ -93,19 +94,25 @@ impl<B: Backend> HighSpeedSwap<B> {
         };
         let ordered = self.order_landing(landing.moved.as_ref());
         self.meter.waited(landing.waited);
-        let mut failed = Vec::new();
         let mut outcome = landing.outcome.into_iter();
         for page in flight.pages {
             let fault = match outcome.next() {
                 Some(Ok(())) => None,
                 Some(Err(fault)) => Some(fault),
-                None => Some(PageFault::Closed { slot: self.resident().slot(page).map_or(u32::MAX, |(slot, _)| slot) }),
+                None => Some(self.closed(page)),
             };
             self.alight(page, fault.is_none() && ordered.is_ok());
-            failed.extend(fault.map(|fault| (page, fault)));
+            if let Some(fault) = fault {
+                self.failed.insert(page, fault);
+            }
         }
         self.reap();
-        ordered.map(|()| failed)
+        ordered
+    }
+
+    /// The fault of a page that its tier says nothing about.
+    fn closed(&self, page: u32) -> PageFault {
+        PageFault::Closed { slot: self.resident().slot(page).map_or(u32::MAX, |(slot, _)| slot) }
     }
 
     /// Makes the compute stream wait for the end of a landing.
@@ -123,24 +130,50 @@ impl<B: Backend> HighSpeedSwap<B> {
         Ok(())
     }
 
-    /// Brings pages of one sequence's layer to the device (page numbers with their places in the sequence) and waits for
-    /// the device to have them before anything enqueued later. They must be pinned.
+    /// Waits until everything enqueued from now on finds these pages in their frames. They are pinned and were
+    /// [fetched](Self::fetch).
     ///
     /// # Errors
     /// [`Error::Page`] with the first page that did not come.
-    pub(super) fn land(&mut self, pages: &[(u32, u64)], sequence: u64, layer: usize) -> Result<()> {
-        let mut faults: Vec<(u32, PageFault)> = Vec::new();
-        while pages.iter().any(|&(page, _)| self.resident().is_arriving(page)) {
-            faults.extend(self.land_front()?);
+    pub(super) fn land(&mut self, layer: usize, pages: &[Wanted]) -> Result<()> {
+        while pages.iter().any(|page| self.resident().is_arriving(page.number)) {
+            self.land_front()?;
         }
-        for &(number, page) in pages {
+        for &Wanted { number, sequence, page } in pages {
             if !self.resident().is_resident(number) {
-                let fault = faults.into_iter().find(|(failed, _)| *failed == number).map(|(_, fault)| fault);
-                let slot = self.resident().slot(number).map_or(u32::MAX, |(slot, _)| slot);
-                let fault = fault.unwrap_or(PageFault::Closed { slot });
+                let fault = self.failed.remove(&number).unwrap_or_else(|| self.closed(number));
                 return Err(Error::Page { sequence, layer, page, fault });
             }
         }
         Ok(())
     }
+
+    /// Pins pages and begins to bring those that are not on the device; `false`, and nothing is pinned, when there is no
+    /// room for them now and they are not `wanted` now.
+    pub(super) fn ask(&mut self, pages: &[Wanted], wanted: bool) -> Result<bool> {
+        pages.iter().for_each(|page| self.residency().pin(page.number));
+        let numbers: Vec<u32> = pages.iter().map(|page| page.number).collect();
+        let asked = self.fetch(&numbers);
+        if asked.is_err() {
+            self.let_go(pages);
+        }
+        match asked {
+            Ok(()) => Ok(true),
+            Err(Error::NothingEvictable { .. }) if !wanted => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes the pins of [`ask`](Self::ask) away.
+    pub(super) fn let_go(&mut self, pages: &[Wanted]) {
+        pages.iter().for_each(|page| self.residency().unpin(page.number));
+    }
+}
+
+/// A page that is wanted on the device, and what to call it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted {
+    pub(super) number: u32,
+    pub(super) sequence: u64,
+    pub(super) page: u64,
 }

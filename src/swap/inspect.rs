@@ -1,6 +1,7 @@
 //! What a caller may ask and order of single pages: where they are, pins, writing out, giving up and fetching.
 
 use super::HighSpeedSwap;
+use super::fetch::Wanted;
 use crate::backend::ops::{Arena, Place, Transfer};
 use crate::backend::params::Move;
 use crate::backend::{Backend, DeviceBuffer};
@@ -93,10 +94,10 @@ impl<B: Backend> HighSpeedSwap<B> {
     /// attention that needs it.
     pub fn prefetch(&mut self, layer: usize, seq: &Sequence, pages: Range<u64>) -> Result<()> {
         self.pump()?;
-        let numbers = self.numbers(layer, seq, pages)?;
-        let numbers: Vec<u32> = numbers.into_iter().map(|(number, _)| number).collect();
-        self.fetch(&numbers)?;
-        numbers.into_iter().for_each(|page| self.residency().stay(page));
+        let pages = self.numbers(layer, seq, pages)?;
+        self.ask(&pages, true)?;
+        self.let_go(&pages);
+        pages.iter().for_each(|page| self.residency().stay(page.number));
         Ok(())
     }
 
@@ -108,14 +109,13 @@ impl<B: Backend> HighSpeedSwap<B> {
     pub fn pin(&mut self, layer: usize, seq: &Sequence, pages: Range<u64>) -> Result<()> {
         self.pump()?;
         let pages = self.numbers(layer, seq, pages)?;
-        let numbers: Vec<u32> = pages.iter().map(|(number, _)| *number).collect();
-        numbers.iter().for_each(|&page| self.residency().pin(page));
-        let result = self.fetch(&numbers).and_then(|()| self.land(&pages, seq.id(), layer));
-        match result {
-            Ok(()) => numbers.into_iter().for_each(|page| self.residency().stay(page)),
-            Err(_) => numbers.into_iter().for_each(|page| self.residency().unpin(page)),
+        self.ask(&pages, true)?;
+        let landed = self.land(layer, &pages);
+        match landed {
+            Ok(()) => pages.iter().for_each(|page| self.residency().stay(page.number)),
+            Err(_) => self.let_go(&pages),
         }
-        result
+        landed
     }
 
     /// Takes one pin of each page away; pages that are not pinned are left alone.
@@ -123,16 +123,15 @@ impl<B: Backend> HighSpeedSwap<B> {
     /// # Errors
     /// Unknown sequences or layers.
     pub fn unpin(&mut self, layer: usize, seq: &Sequence, pages: Range<u64>) -> Result<()> {
-        for (number, _) in self.numbers(layer, seq, pages)? {
-            self.residency().unpin(number);
-        }
+        let pages = self.numbers(layer, seq, pages)?;
+        self.let_go(&pages);
         Ok(())
     }
 
-    fn numbers(&self, layer: usize, seq: &Sequence, pages: Range<u64>) -> Result<Vec<(u32, u64)>> {
+    fn numbers(&self, layer: usize, seq: &Sequence, pages: Range<u64>) -> Result<Vec<Wanted>> {
         let table = &self.store.pages(seq, layer)?.table;
-        let numbers = pages.take_while(|&page| page < table.len() as u64).map(|page| (table[page as usize], page));
-        Ok(numbers.collect())
+        let wanted = |page: u64| Wanted { number: table[page as usize], sequence: seq.id(), page };
+        Ok(pages.take_while(|&page| page < table.len() as u64).map(wanted).collect())
     }
 
     /// A contiguous copy of what a sequence holds in a layer, gathered as its pages come: it may be more than the device
@@ -162,7 +161,7 @@ impl<B: Backend> HighSpeedSwap<B> {
     fn gather(&mut self, layer: usize, seq: &Sequence, pages: Range<u64>, buffer: &B::Buffer) -> Result<()> {
         let (mark, step) = (self.marks.next(), self.step);
         let mut moves = Vec::new();
-        for (number, page) in self.numbers(layer, seq, pages)? {
+        for Wanted { number, page, .. } in self.numbers(layer, seq, pages)? {
             self.residency().used(number, mark, step);
             moves.push(Move { from: self.resident().frame(number), to: page as u32 });
         }

@@ -16,6 +16,7 @@ mod config;
 mod fetch;
 mod inspect;
 mod marks;
+mod order;
 mod plan;
 mod policy;
 mod residency;
@@ -33,12 +34,12 @@ pub use stats::{AttendStats, SwapStats};
 use crate::backend::Backend;
 use crate::store::{PagedStore, Sequence, StepPlan};
 use crate::tiers::{Lane, Tier};
-use crate::{Error, Geometry, Result};
+use crate::{Error, Geometry, PageFault, Result};
 use fetch::Flight;
 use marks::Marks;
 use spill::Departure;
 use stats::Meter;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// A paged KV cache whose pages may leave the device, for as many tokens as the tier holds.
 ///
@@ -82,6 +83,8 @@ pub struct HighSpeedSwap<B: Backend> {
     marks: Marks<B>,
     /// Reads under way, oldest first.
     flights: VecDeque<Flight>,
+    /// Pages that did not come, until they are fetched again or an error has named them.
+    failed: HashMap<u32, PageFault>,
     /// Writes under way, oldest first.
     departures: VecDeque<Departure>,
     /// Full pages to write out, each with the page before it in its sequence.

@@ -29,8 +29,8 @@ pub(super) struct Span {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) spans: Vec<Span>,
-    /// Pages that must come: sequence and page.
-    pub(super) missing: Vec<(usize, u32)>,
+    /// Pages among them that must come.
+    pub(super) missing: usize,
 }
 
 impl Piece {
@@ -54,16 +54,16 @@ pub(super) fn pieces(
     for (sequence, need) in needs.iter().enumerate() {
         for split in need.splits.clone() {
             let pages = pages_of(split, page_size, need.pages);
-            let missing: Vec<u32> = pages.filter(|&page| is_missing(sequence, page)).collect();
-            if missing.is_empty() {
+            let missing = pages.filter(|&page| is_missing(sequence, page)).count();
+            if missing == 0 {
                 resident.push(sequence, split);
                 continue;
             }
-            if !tile.missing.is_empty() && tile.missing.len() + missing.len() > tile_pages as usize {
+            if tile.missing > 0 && tile.missing + missing > tile_pages as usize {
                 tiles.push(std::mem::take(&mut tile));
             }
             tile.push(sequence, split);
-            tile.missing.extend(missing.into_iter().map(|page| (sequence, page)));
+            tile.missing += missing;
         }
     }
     if !tile.spans.is_empty() {
@@ -114,10 +114,10 @@ mod tests {
         assert_eq!(resident.spans, [Span { sequence: 0, splits: 1..2 }]);
         assert_eq!(tiles.len(), 2);
         assert_eq!(tiles[0].spans, [Span { sequence: 0, splits: 0..1 }, Span { sequence: 0, splits: 2..3 }]);
-        assert_eq!(tiles[0].missing, [(0, 1), (0, 8), (0, 9), (0, 10)]);
-        assert_eq!(tiles[1].missing, [(1, 0)]);
+        assert_eq!(tiles[0].missing, 4);
+        assert_eq!(tiles[1].missing, 1);
         let (_, small) = pieces(&needs, 64, 1, missing);
-        assert_eq!(small.iter().map(|tile| tile.missing.len()).collect::<Vec<_>>(), [1, 3, 1]);
+        assert_eq!(small.iter().map(|tile| tile.missing).collect::<Vec<_>>(), [1, 3, 1]);
     }
 
     #[test]
