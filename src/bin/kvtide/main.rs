@@ -1,5 +1,6 @@
-//! The companion binary: what this machine's adapters are, and whether they compute the right numbers.
+//! The companion binary: what this machine's adapters are, whether they compute the right numbers, and how fast.
 
+mod bench;
 mod conformance;
 mod devices;
 mod table;
@@ -22,12 +23,15 @@ enum Command {
     Devices(devices::Args),
     /// Run the conformance suite: exit code 1 when a case fails, 2 when the backend asked for has no device.
     Conformance(conformance::Args),
+    /// Measure.
+    Bench(bench::Args),
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     let done = match Cli::parse().command {
         Command::Devices(args) => devices::run(&args),
         Command::Conformance(args) => conformance::run(&args),
+        Command::Bench(args) => bench::run(&args),
     };
     match done {
         // Whoever read the output has seen enough.

@@ -1,0 +1,174 @@
+//! `kvtide bench`: how fast is this machine, beside what its link and its disk can do?
+
+mod limits;
+mod stream;
+mod write;
+
+use clap::{Args as ClapArgs, Subcommand};
+use kvtide::backend::HostUse;
+use kvtide::{Backend, Device, Dtype, Geometry, PageFormat, View};
+use serde::Serialize;
+use std::io::Write;
+use std::process::ExitCode;
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Decode over a cache that is larger than the device budget, streamed from a tier.
+    Stream(stream::Args),
+    /// Append alone, and append with every full page written out.
+    Write(write::Args),
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    match &args.what {
+        What::Stream(args) => stream::run(args),
+        What::Write(args) => write::run(args),
+    }
+}
+
+/// The model whose cache is benched, and where.
+#[derive(Debug, Clone, ClapArgs)]
+struct Shape {
+    /// auto, cpu, wgpu or cuda.
+    #[arg(long, default_value = "auto")]
+    backend: String,
+    #[arg(long, default_value_t = 32)]
+    layers: u32,
+    #[arg(long, default_value_t = 32)]
+    q_heads: u32,
+    #[arg(long, default_value_t = 8)]
+    kv_heads: u32,
+    #[arg(long, default_value_t = 128)]
+    head_dim: u32,
+    #[arg(long, default_value_t = 16)]
+    page_size: u32,
+    /// f32, f16 or bf16.
+    #[arg(long, default_value = "bf16")]
+    format: String,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Shape {
+    fn geometry(&self) -> anyhow::Result<Geometry> {
+        let format = PageFormat::ALL.into_iter().find(|format| format.name() == self.format);
+        let format = format.ok_or_else(|| anyhow::anyhow!("there is no format `{}`", self.format))?;
+        let geometry = Geometry::new(self.layers, self.q_heads, self.kv_heads, self.head_dim);
+        Ok(geometry.page_size(self.page_size).format(format).validate()?)
+    }
+
+    fn text(&self, tokens: u64) -> String {
+        let Shape { layers, q_heads, kv_heads, head_dim, page_size, .. } = self;
+        format!("{layers} layers, {q_heads}/{kv_heads} heads of {head_dim}, page {page_size}, {tokens} tokens")
+    }
+}
+
+/// One measurement, beside its limit in the same run.
+#[derive(Debug, Clone, Serialize)]
+struct Row {
+    op: String,
+    shape: String,
+    format: String,
+    backend: String,
+    adapter: String,
+    /// Median.
+    us: f64,
+    /// Bytes that had to move.
+    bytes: u64,
+    gbs: f64,
+    /// The limit's time for as many bytes, and what it is.
+    limit_us: f64,
+    limit: String,
+    share: f64,
+    /// Whatever else is worth knowing.
+    #[serde(skip_serializing_if = "serde_json::Value::is_null")]
+    detail: serde_json::Value,
+}
+
+impl Row {
+    fn new(op: &str, shape: &Shape, tokens: u64, device: &Device, (us, bytes): (f64, u64)) -> Self {
+        let caps = device.caps();
+        Row {
+            op: op.into(),
+            shape: shape.text(tokens),
+            format: shape.format.clone(),
+            backend: caps.backend.into(),
+            adapter: caps.adapter.clone(),
+            us,
+            bytes,
+            gbs: bytes as f64 / us / 1e3,
+            limit_us: 0.0,
+            limit: String::new(),
+            share: 0.0,
+            detail: serde_json::Value::Null,
+        }
+    }
+
+    /// Compares with a limit in bytes a second.
+    fn beside(mut self, limit: &str, bytes_per_second: f64) -> Self {
+        self.limit = limit.into();
+        self.limit_us = self.bytes as f64 / bytes_per_second * 1e6;
+        self.share = self.limit_us / self.us;
+        self
+    }
+}
+
+fn print(json: bool, rows: &[Row]) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    if json {
+        let command: Vec<String> = std::env::args().skip(1).collect();
+        let object =
+            serde_json::json!({ "command": command.join(" "), "version": env!("CARGO_PKG_VERSION"), "rows": rows });
+        writeln!(out, "{}", serde_json::to_string_pretty(&object)?)?;
+        return Ok(());
+    }
+    for row in rows {
+        let Row { op, shape, backend, us, gbs, limit, share, detail, .. } = row;
+        writeln!(out, "{op} on {backend}: {shape}")?;
+        writeln!(out, "    {:.1} ms, {gbs:.2} GB/s, {:.1} % of {limit}", us / 1e3, share * 100.0)?;
+        if !detail.is_null() {
+            writeln!(out, "    {detail}")?;
+        }
+    }
+    Ok(())
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Finite random elements in device memory: `rows × heads × dim`.
+fn tensor(
+    device: &Device,
+    rows: u64,
+    heads: u32,
+    dim: u32,
+    seed: u64,
+) -> anyhow::Result<View<kvtide::backend::DeviceMemory>> {
+    let words = rows * u64::from(heads) * u64::from(dim) / 2;
+    let mut state = seed | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        // Sign and mantissa are random, the exponents those of 0.5 to 2.
+        (state >> 16) as u32 & 0x807f_807f | 0x3f80_3f00
+    };
+    let data: Vec<u32> = std::iter::repeat_with(&mut next).take(words as usize).collect();
+    let buffer = device.alloc("bench", words * 4)?;
+    let mut stream = device.stream()?;
+    device.upload(&mut stream, &buffer, 0, bytemuck::cast_slice(&data))?;
+    device.synchronize(&mut stream)?;
+    Ok(View::dense(buffer, Dtype::Bf16, heads, dim))
+}
+
+/// The kind of host memory that copies are measured with.
+const COPY_MEMORY: HostUse = HostUse::Device;
