@@ -47,9 +47,18 @@ impl<B: Backend> HighSpeedSwap<B> {
                 Ok(())
             }
             Err(error) => {
+                self.calm();
                 absent.into_iter().for_each(|page| self.alight(page, false));
                 Err(error)
             }
+        }
+    }
+
+    /// Waits for moves that a failed call may have enqueued, so that their frames can be used anew.
+    fn calm(&mut self) {
+        let (_, lane) = self.lane(Way::In);
+        if let Err(error) = lane.backend.synchronize(lane.stream) {
+            tracing::warn!(%error, "after a failed fetch");
         }
     }
 
@@ -88,6 +97,7 @@ impl<B: Backend> HighSpeedSwap<B> {
         let landing = match landing {
             Ok(landing) => landing,
             Err(error) => {
+                self.calm();
                 flight.pages.into_iter().for_each(|page| self.alight(page, false));
                 return Err(error);
             }

@@ -368,7 +368,8 @@ impl Residency {
 
     /// Frames that are free or hold pages which gave way to others before: what can be had without disturbing anybody.
     pub(crate) fn free_soon(&self) -> u64 {
-        self.limit - self.frames.capacity() + self.frames.free() + self.streamed.len() as u64
+        let passing = self.streamed.iter().filter(|&&page| self.page(page).streamed && self.is_evictable(page));
+        self.limit - self.frames.capacity() + self.frames.free() + passing.count() as u64
     }
 
     /// Frames that are free or could be freed now.
