@@ -132,7 +132,8 @@ impl Frames {
         (self.bases[slab as usize] + index) as usize
     }
 
-    fn number(&self, dense: u32) -> u32 {
+    /// The number of the frame at a place in slab order.
+    pub(crate) fn number(&self, dense: u32) -> u32 {
         let slab = self.bases.partition_point(|&base| base <= dense) - 1;
         (slab as u32) << self.shift | (dense - self.bases[slab])
     }

@@ -88,6 +88,10 @@ impl<'a, Buf> Query<'a, Buf> {
         self
     }
 
+    pub(crate) fn q(&self) -> &View<Buf> {
+        &self.q
+    }
+
     /// Softmax scale, instead of 1 / √k_dim.
     #[must_use]
     pub fn scale(mut self, scale: f32) -> Self {

@@ -136,6 +136,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             .collect();
         self.store.append(layer, appends)?;
         let (mark, step) = (self.marks.next(), self.step);
+        let mut projected = Vec::new();
         for (append, start) in appends.iter().zip(starts) {
             let (sequence, end) = (append.seq.id(), start + u64::from(append.tokens));
             for index in start / page_size..end.div_ceil(page_size) {
@@ -148,9 +149,11 @@ impl<B: Backend> HighSpeedSwap<B> {
                 if full {
                     self.queue.push_back((page, before));
                 }
+                let slot = |token: u64| (token - index * page_size).min(page_size) as u32;
+                projected.push((page, slot(start.max(index * page_size)), slot(end)));
             }
         }
         self.reap();
-        Ok(())
+        self.project(layer, &projected)
     }
 }

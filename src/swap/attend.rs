@@ -31,6 +31,7 @@ impl<B: Backend> HighSpeedSwap<B> {
         let _span = tracing::trace_span!("kvtide.attend", layer, rows).entered();
         if self.last_layer.is_none_or(|last| layer <= last) {
             self.step += 1;
+            self.take_scores()?;
         }
         self.last_layer = Some(layer);
         self.meter.begin_attend();
@@ -53,6 +54,7 @@ impl<B: Backend> HighSpeedSwap<B> {
                 self.attend_batch(layer, query, &batch, &cast)?;
             }
         }
+        self.score(layer, query)?;
         self.set_mark()?;
         self.store.counters.attended_rows += rows;
         if self.config.layer_ahead {

@@ -2,10 +2,12 @@
 
 use super::marks::Marks;
 use super::policy::{EvictionPolicy, Lru, PredictedScore, StableSubset};
+use super::predict::{Predictor, check_policy};
 use super::stats::Meter;
 use super::{HighSpeedSwap, Lanes, PolicyChoice, SwapConfig};
 use crate::attention::SPLIT;
 use crate::backend::Backend;
+use crate::predictor::Basis;
 use crate::record::Record;
 use crate::store::PagedStore;
 use crate::tiers::Tier;
@@ -21,11 +23,12 @@ pub struct SwapBuilder<B: Backend> {
     config: SwapConfig,
     tier: Option<Box<dyn Tier<B>>>,
     policy: Option<Box<dyn EvictionPolicy>>,
+    basis: Option<Basis>,
 }
 
 impl<B: Backend> SwapBuilder<B> {
     pub(super) fn new(backend: B, geometry: Geometry) -> Self {
-        SwapBuilder { backend, stream: None, geometry, config: SwapConfig::default(), tier: None, policy: None }
+        SwapBuilder { backend, stream: None, geometry, config: SwapConfig::default(), tier: None, policy: None, basis: None }
     }
 
     /// Bytes of frames on the device at most.
@@ -59,6 +62,13 @@ impl<B: Backend> SwapBuilder<B> {
     #[must_use]
     pub fn policy(mut self, policy: impl EvictionPolicy + 'static) -> Self {
         self.policy = Some(Box::new(policy));
+        self
+    }
+
+    /// Projects keys on this basis as they are appended, so that pages can be scored.
+    #[must_use]
+    pub fn predictor(mut self, basis: Basis) -> Self {
+        self.basis = Some(basis);
         self
     }
 
@@ -104,6 +114,9 @@ impl<B: Backend> SwapBuilder<B> {
             PolicyChoice::Lru => Box::new(Lru),
             PolicyChoice::PredictedScore => Box::new(PredictedScore),
         });
+        check_policy(&self.config, self.basis.is_some(), policy.wants_scores())?;
+        let pages = store.pool.page_limit;
+        let predictor = self.basis.map(|basis| Predictor::new(&backend, record.geometry(), basis, pages)).transpose()?;
         let mut swap = HighSpeedSwap {
             store,
             config: self.config,
@@ -119,6 +132,7 @@ impl<B: Backend> SwapBuilder<B> {
             step: 0,
             last_layer: None,
             meter: Meter::default(),
+            predictor,
             fault: None,
             restored: Vec::new(),
         };

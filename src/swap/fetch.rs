@@ -155,7 +155,7 @@ impl<B: Backend> HighSpeedSwap<B> {
                 return Err(Error::Page { sequence, layer, page, fault });
             }
         }
-        Ok(())
+        self.project_landed(layer, pages)
     }
 
     /// Pins pages and begins to bring those that are not on the device; `false`, and nothing is pinned, when there is no

@@ -19,6 +19,7 @@ mod marks;
 mod order;
 mod plan;
 mod policy;
+mod predict;
 mod residency;
 mod restart;
 mod spill;
@@ -95,6 +96,7 @@ pub struct HighSpeedSwap<B: Backend> {
     step: u64,
     last_layer: Option<usize>,
     meter: Meter<B>,
+    predictor: Option<predict::Predictor<B>>,
     /// The first page that could not be written out, until a call reports it.
     fault: Option<Error>,
     /// Sequences of an earlier store, until they are taken.

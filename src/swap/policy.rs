@@ -34,6 +34,12 @@ pub trait EvictionPolicy: fmt::Debug + Send {
     fn keeps_streamed(&self) -> bool {
         false
     }
+
+    /// Whether pages are to be scored for the queries of each attention: a policy that does not look at
+    /// [`Resident::score`] saves that work.
+    fn wants_scores(&self) -> bool {
+        false
+    }
 }
 
 /// The default: keeps a stable subset, the latest pages of what is in use.
@@ -75,6 +81,10 @@ impl EvictionPolicy for Lru {
 pub struct PredictedScore;
 
 impl EvictionPolicy for PredictedScore {
+    fn wants_scores(&self) -> bool {
+        true
+    }
+
     fn rank(&mut self, pages: &mut [Resident]) {
         StableSubset.rank(pages);
         // Stable, so equal scores keep that order. Scores of different layers have different scales: ranks within a

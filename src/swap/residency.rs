@@ -34,6 +34,8 @@ struct Page {
     /// The step in which it was attended last.
     used: u64,
     score: f32,
+    /// Slots whose keys are projected, from slot 0 on.
+    projected: u32,
     origin: Origin,
 }
 
@@ -58,6 +60,7 @@ const NOWHERE: Page = Page {
     pins: 0,
     used: 0,
     score: f32::NEG_INFINITY,
+    projected: 0,
     origin: Origin { sequence: 0, layer: 0, index: 0 },
 };
 
@@ -133,11 +136,6 @@ impl Residency {
     /// Whether it is on its way to a frame.
     pub(crate) fn is_arriving(&self, page: u32) -> bool {
         self.page(page).travel == Travel::In
-    }
-
-    /// Whether the tier holds what the page holds.
-    pub(crate) fn is_clean(&self, page: u32) -> bool {
-        self.page(page).slot != NONE
     }
 
     /// Whether it should be written out: full, on the device alone, and not on its way.
@@ -258,6 +256,19 @@ impl Residency {
     /// What the predictor thinks of a page.
     pub(crate) fn rate(&mut self, page: u32, score: f32) {
         self.page_mut(page).score = score;
+    }
+
+    /// Slots whose keys are projected.
+    pub(crate) fn projected(&self, page: u32) -> u32 {
+        self.page(page).projected
+    }
+
+    /// Slots `start..end` are written and `0..end` are to be projected: returns the first one that must be.
+    pub(crate) fn project(&mut self, page: u32, start: u32, end: u32) -> u32 {
+        let entry = self.page_mut(page);
+        let first = entry.projected.min(start);
+        entry.projected = entry.projected.max(end);
+        first
     }
 
     /// The page begins to travel to the tier.
