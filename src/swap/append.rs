@@ -7,11 +7,13 @@ use crate::backend::Backend;
 use crate::backend::ops::View;
 use crate::store::{Append, Sequence};
 use crate::{Error, Result};
+use std::ops::Range;
 
 impl<B: Backend> HighSpeedSwap<B> {
     /// Writes new tokens of one or many sequences into a layer, as [`PagedStore::append`](crate::PagedStore::append) does.
     ///
-    /// Tokens for more pages than half of the frames are written in pieces, whose pages leave the device as it goes.
+    /// Tokens for more pages than half of the frames (new ones, copies and those that come back) are written in pieces,
+    /// whose pages leave the device as it goes.
     ///
     /// # Errors
     /// Those of `PagedStore::append`; [`Error::NothingEvictable`], [`Error::TierFull`] and [`Error::Page`] when no frame
@@ -24,7 +26,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             self.check_tier(layer, appends)?;
         }
         let frames = self.resident().limit;
-        if self.fresh(layer, appends) <= (frames / 2).max(1) {
+        if self.fresh(layer, appends) + self.returning(layer, appends) <= (frames / 2).max(1) {
             return self.append_piece(layer, appends);
         }
         let lens: Vec<(u64, u64)> =
@@ -61,6 +63,27 @@ impl<B: Backend> HighSpeedSwap<B> {
         planned.iter().map(|plan| plan.fresh.len() as u64 - self.store.reserved_for(layer, plan)).sum()
     }
 
+    /// Pages that a write touches and that the tier holds too: they may have to come first.
+    pub(super) fn returning(&self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> u64 {
+        let touched = appends.iter().flat_map(|append| self.existing(layer, append));
+        touched.filter(|&(number, _)| self.resident().is_clean(number)).count() as u64
+    }
+
+    /// The pages that a write of one sequence touches and that exist: numbers and places.
+    fn existing(&self, layer: usize, append: &Append<'_, B::Buffer>) -> Vec<(u32, u64)> {
+        let pages = &self.store.sequences[&append.seq.id()][layer];
+        let range = self.page_range(append, append.at.unwrap_or(pages.len));
+        range.take_while(|&p| p < pages.table.len() as u64).map(|p| (pages.table[p as usize], p)).collect()
+    }
+
+    /// The places of the pages that a write from token `start` on touches; none for a write of no tokens.
+    pub(super) fn page_range(&self, append: &Append<'_, B::Buffer>, start: u64) -> Range<u64> {
+        let page_size = u64::from(self.geometry().page_tokens());
+        let end = start + u64::from(append.tokens);
+        let first = start / page_size;
+        first..if append.tokens == 0 { first } else { end.div_ceil(page_size) }
+    }
+
     /// Refuses a write that completes more pages than the tier has room for.
     fn check_tier(&self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Result<()> {
         let page_size = u64::from(self.geometry().page_tokens());
@@ -69,7 +92,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             let start = append.at.unwrap_or(len);
             (start + u64::from(append.tokens)) / page_size - start / page_size
         };
-        let waiting = self.queue.iter().filter(|(page, _)| self.resident().wants_out(*page)).count() as u64;
+        let waiting = self.waiting();
         let required = waiting + appends.iter().map(completed).sum::<u64>();
         let (free, capacity) = (self.tier.free(), self.tier.capacity());
         if required > free && required > waiting {
@@ -101,6 +124,7 @@ impl<B: Backend> HighSpeedSwap<B> {
     fn append_piece(&mut self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Result<()> {
         let mut held = Vec::new();
         let result = self.hold_written(layer, appends, &mut held).and_then(|()| {
+            self.keep_headroom(layer, appends)?;
             self.make_room(self.fresh(layer, appends))?;
             self.write(layer, appends)
         });
@@ -110,16 +134,8 @@ impl<B: Backend> HighSpeedSwap<B> {
 
     /// Brings the pages that will be written to or copied to the device, and pins them.
     fn hold_written(&mut self, layer: usize, appends: &[Append<'_, B::Buffer>], held: &mut Vec<u32>) -> Result<()> {
-        let page_size = u64::from(self.geometry().page_tokens());
-        let mut wanted: Vec<(u64, Vec<(u32, u64)>)> = Vec::new();
-        for append in appends.iter().filter(|append| append.tokens > 0) {
-            let pages = &self.store.sequences[&append.seq.id()][layer];
-            let start = append.at.unwrap_or(pages.len);
-            let end = start + u64::from(append.tokens);
-            let existing = (start / page_size..end.div_ceil(page_size)).take_while(|&p| p < pages.table.len() as u64);
-            let numbers: Vec<(u32, u64)> = existing.map(|page| (pages.table[page as usize], page)).collect();
-            wanted.push((append.seq.id(), numbers));
-        }
+        let wanted: Vec<(u64, Vec<(u32, u64)>)> =
+            appends.iter().map(|append| (append.seq.id(), self.existing(layer, append))).collect();
         let (mark, step) = (self.marks.next(), self.step);
         for &(number, _) in wanted.iter().flat_map(|(_, numbers)| numbers) {
             self.residency().pin(number);
@@ -144,8 +160,8 @@ impl<B: Backend> HighSpeedSwap<B> {
         self.store.append(layer, appends)?;
         let (mark, step) = (self.marks.next(), self.step);
         for (append, start) in appends.iter().zip(starts) {
-            let (sequence, end) = (append.seq.id(), start + u64::from(append.tokens));
-            for index in start / page_size..end.div_ceil(page_size) {
+            let sequence = append.seq.id();
+            for index in self.page_range(append, start) {
                 let pages = &self.store.sequences[&sequence][layer];
                 let (page, full) = (pages.table[index as usize], pages.len >= (index + 1) * page_size);
                 let before = (index > 0).then(|| pages.table[index as usize - 1]);

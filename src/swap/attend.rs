@@ -1,12 +1,12 @@
 //! `attend` over pages that may be anywhere: resident splits at once, the others as their tiles come.
 
 use super::HighSpeedSwap;
-use super::plan::{Need, Piece, Span, pages_of, pieces, tiles};
+use super::plan::{Need, Piece, Span, TileSize, pages_of, pieces, tiles};
 use crate::Result;
 use crate::attention::{Batch, SPLIT};
 use crate::backend::Backend;
 use crate::store::Query;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// The sequences of one batch: what each needs, and which table is whose.
 #[derive(Debug, Default)]
@@ -74,96 +74,84 @@ impl<B: Backend> HighSpeedSwap<B> {
     }
 
     fn attend_batch(&mut self, layer: usize, query: &Query<'_, B::Buffer>, batch: &Batch, cast: &Cast) -> Result<()> {
-        let (page_size, tile_pages) = (self.geometry().page_tokens(), self.tile_pages());
         let number = |sequence: usize, page: u32| self.table(cast.ids[sequence], layer)[page as usize];
         let missing = |sequence: usize, page: u32| !self.resident().is_resident(number(sequence, page));
-        let (resident, streamed) = pieces(&cast.needs, page_size, tile_pages, missing);
-        let pages: u64 = cast.needs.iter().map(|need| page_count(need, page_size)).sum();
-        let misses: usize = streamed.iter().map(|piece| piece.missing.len()).sum();
-        self.meter.met(pages, misses as u64);
-        // Everything on the device that a later tile needs stays there until it has been attended.
-        let held: Vec<Vec<u32>> = streamed.iter().map(|piece| self.pages_of_piece(layer, cast, piece)).collect();
-        held.iter().flatten().for_each(|&page| self.residency().pin(page));
-        let mut kept = 0;
-        let result = self.attend_in_turn(layer, query, batch, cast, (&resident, &streamed), &held, &mut kept);
-        held[kept..].iter().flatten().for_each(|&page| self.residency().unpin(page));
+        let (resident, streamed) = pieces(&cast.needs, self.geometry().page_tokens(), self.tile_size(), missing);
+        let pieces = std::iter::once(resident).chain(streamed).collect();
+        let mut held = VecDeque::new();
+        let result = self.attend_in_turn(layer, query, batch, cast, pieces, &mut held);
+        held.into_iter().flatten().for_each(|page| self.residency().unpin(page));
         result?;
         self.store.enqueue_merge(query, batch)
     }
 
-    /// Attends the resident piece, then the tiles in turn, each read ahead of its turn. `done` counts the tiles whose pages
-    /// are no longer pinned.
-    #[allow(clippy::too_many_arguments, reason = "one call site; the pieces belong together")]
+    /// Attends the pieces in turn, each asked for ahead of its turn. `held` are the pages of those asked for and not yet
+    /// attended: they are pinned. What a later piece needs may go meanwhile and come back, so that a split always fits.
     fn attend_in_turn(
         &mut self,
         layer: usize,
         query: &Query<'_, B::Buffer>,
         batch: &Batch,
         cast: &Cast,
-        (resident, streamed): (&Piece, &[Piece]),
-        held: &[Vec<u32>],
-        done: &mut usize,
+        mut pieces: VecDeque<Piece>,
+        held: &mut VecDeque<Vec<u32>>,
     ) -> Result<()> {
         let ahead = self.config.tiles_ahead as usize;
-        let mut asked = 0;
-        // The first tiles travel while the resident splits are attended, but not into their frames.
-        let here = self.pages_of_piece(layer, cast, resident);
-        here.iter().for_each(|&page| self.residency().pin(page));
-        let mut result = Ok(true);
-        while asked < ahead.min(streamed.len()) && matches!(result, Ok(true)) {
-            result = self.ask_ahead(layer, cast, &streamed[asked], false);
-            asked += usize::from(matches!(result, Ok(true)));
-        }
-        let attended = result.and_then(|_| self.attend_piece(layer, query, batch, cast, &resident.spans));
-        here.iter().for_each(|&page| self.residency().unpin(page));
-        attended?;
-        for (at, piece) in streamed.iter().enumerate() {
-            if asked <= at {
-                self.ask_ahead(layer, cast, piece, true)?;
-                asked = at + 1;
+        let mut is_first = true;
+        while !pieces.is_empty() {
+            while held.len() <= ahead && held.len() < pieces.len() {
+                let lacking = self.ask_ahead(layer, cast, &pieces[held.len()], held)?;
+                if lacking == 0 {
+                    continue;
+                }
+                if !held.is_empty() {
+                    break;
+                }
+                // Nothing else is under way: it comes split by split, or not at all.
+                let splits = pieces[0].splits();
+                if splits.len() == 1 {
+                    return Err(self.no_room(lacking));
+                }
+                pieces.pop_front();
+                splits.into_iter().rev().for_each(|split| pieces.push_front(split));
             }
-            self.land_piece(layer, cast, piece)?;
+            let Some(piece) = pieces.pop_front() else { break };
+            self.land_piece(layer, cast, &piece)?;
             self.attend_piece(layer, query, batch, cast, &piece.spans)?;
-            self.set_mark()?;
+            if !std::mem::take(&mut is_first) {
+                self.set_mark()?;
+            }
             let keep = self.policy.keeps_streamed();
-            for &page in &held[at] {
+            for page in held.pop_front().into_iter().flatten() {
                 self.residency().unpin(page);
                 if keep { self.residency().stay(page) } else { self.residency().streamed(page) }
-            }
-            *done = at + 1;
-            while asked < (at + 1 + ahead).min(streamed.len())
-                && self.ask_ahead(layer, cast, &streamed[asked], false)?
-            {
-                asked += 1;
             }
         }
         Ok(())
     }
 
-    /// Begins to fetch a tile. Where that is not possible now it is not an error, unless the tile is the next one wanted.
-    fn ask_ahead(&mut self, layer: usize, cast: &Cast, piece: &Piece, wanted: bool) -> Result<bool> {
-        let numbers: Vec<u32> =
-            piece.missing.iter().map(|&(s, page)| self.table(cast.ids[s], layer)[page as usize]).collect();
-        match self.fetch(&numbers) {
-            Ok(()) => Ok(true),
-            Err(crate::Error::NothingEvictable { .. }) if !wanted => Ok(false),
-            Err(error) => Err(error),
+    /// Begins to fetch what a piece lacks and holds its pages; returns the frames needed where there is no room for that.
+    fn ask_ahead(&mut self, layer: usize, cast: &Cast, piece: &Piece, held: &mut VecDeque<Vec<u32>>) -> Result<u64> {
+        let pages = self.pages_of_piece(layer, cast, piece);
+        pages.iter().for_each(|&page| self.residency().pin(page));
+        let misses = pages.iter().filter(|&&page| !self.resident().is_resident(page)).count();
+        let answer = self.try_fetch(&pages);
+        if matches!(answer, Ok(0)) {
+            self.meter.met(pages.len() as u64, misses as u64);
+            held.push_back(pages);
+        } else {
+            pages.into_iter().for_each(|page| self.residency().unpin(page));
         }
+        answer
     }
 
     fn land_piece(&mut self, layer: usize, cast: &Cast, piece: &Piece) -> Result<()> {
-        for (sequence, &id) in cast.ids.iter().enumerate() {
-            let of = piece.missing.iter().filter(|(owner, _)| *owner == sequence);
+        let page_size = self.geometry().page_tokens();
+        for span in &piece.spans {
+            let (id, count) = (cast.ids[span.sequence], cast.needs[span.sequence].pages);
+            let table = self.table(id, layer);
             let pages: Vec<(u32, u64)> =
-                of.map(|&(_, page)| (self.table(id, layer)[page as usize], u64::from(page))).collect();
-            if pages.is_empty() {
-                continue;
-            }
-            // A page that another tile brought may have left again; one that failed then gets its second chance here.
-            let numbers: Vec<u32> = pages.iter().map(|(number, _)| *number).collect();
-            if numbers.iter().any(|&page| !self.resident().is_resident(page) && !self.resident().is_arriving(page)) {
-                self.fetch(&numbers)?;
-            }
+                page_range(span, page_size, count).map(|page| (table[page as usize], u64::from(page))).collect();
             self.land(&pages, id, layer)?;
         }
         Ok(())
@@ -215,16 +203,16 @@ impl<B: Backend> HighSpeedSwap<B> {
         pages
     }
 
-    /// Pages of a tile: what is configured, but no more than lets all tiles under way fit beside each other.
-    fn tile_pages(&self) -> u32 {
-        let share = self.resident().limit / (2 + u64::from(self.config.tiles_ahead));
-        u64::from(self.config.tile_pages).min(share).max(1) as u32
+    /// Bounds of a tile: what is configured, but no more than lets all tiles under way fit beside each other.
+    fn tile_size(&self) -> TileSize {
+        let share = (self.resident().limit / (2 + u64::from(self.config.tiles_ahead))).clamp(1, u32::MAX.into()) as u32;
+        TileSize { missing: self.config.tile_pages.min(share), pages: share }
     }
 
     /// Begins to fetch the first tiles that the next layer will want. What cannot be fetched now is fetched when wanted.
     fn fetch_ahead(&mut self, layer: usize, query: &Query<'_, B::Buffer>) {
         let next = (layer + 1) % self.geometry().layers() as usize;
-        let (page_size, tile_pages) = (self.geometry().page_tokens(), self.tile_pages());
+        let page_size = self.geometry().page_tokens();
         let mut ids: Vec<u64> = query.rows.iter().map(|rows| rows.seq.id()).collect();
         ids.dedup();
         let needs: Vec<Need> = ids
@@ -236,7 +224,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             .collect();
         let missing =
             |sequence: usize, page: u32| !self.resident().is_resident(self.table(ids[sequence], next)[page as usize]);
-        let (_, streamed) = pieces(&needs, page_size, tile_pages, missing);
+        let (_, streamed) = pieces(&needs, page_size, self.tile_size(), missing);
         for piece in streamed.iter().take(self.config.tiles_ahead as usize) {
             let numbers: Vec<u32> =
                 piece.missing.iter().map(|&(s, page)| self.table(ids[s], next)[page as usize]).collect();
@@ -250,12 +238,4 @@ impl<B: Backend> HighSpeedSwap<B> {
 
 fn page_range(span: &Span, page_size: u32, pages: u32) -> std::ops::Range<u32> {
     pages_of(span.splits.start, page_size, pages).start..pages_of(span.splits.end - 1, page_size, pages).end
-}
-
-fn page_count(need: &Need, page_size: u32) -> u64 {
-    if need.splits.is_empty() {
-        return 0;
-    }
-    let span = Span { sequence: 0, splits: need.splits.clone() };
-    page_range(&span, page_size, need.pages).len() as u64
 }

@@ -16,6 +16,12 @@ impl<B: Backend> HighSpeedSwap<B> {
     /// Begins to bring the pages that are neither on the device nor on their way. They must not be evicted meanwhile: the
     /// caller has pinned them or does not mind.
     pub(super) fn fetch(&mut self, pages: &[u32]) -> Result<()> {
+        let lacking = self.try_fetch(pages)?;
+        if lacking == 0 { Ok(()) } else { Err(self.no_room(lacking)) }
+    }
+
+    /// The same where there is room; otherwise nothing happens, and the frames needed are returned.
+    pub(super) fn try_fetch(&mut self, pages: &[u32]) -> Result<u64> {
         let residency = self.resident();
         let mut absent: Vec<u32> = Vec::new();
         for &page in pages {
@@ -26,9 +32,12 @@ impl<B: Backend> HighSpeedSwap<B> {
         absent.sort_by_key(|&page| residency.slot(page));
         absent.dedup();
         if absent.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
-        self.make_room(absent.len() as u64)?;
+        let frames = absent.len() as u64;
+        if !self.find_room(frames)? {
+            return Ok(frames);
+        }
         let mut newest = 0;
         let mut moves = Vec::with_capacity(absent.len());
         let mut before = None;
@@ -43,7 +52,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             Ok(ticket) => {
                 self.meter.fetched(moves.len());
                 self.flights.push_back(Flight { ticket, pages: absent });
-                Ok(())
+                Ok(0)
             }
             Err(error) => {
                 absent.into_iter().for_each(|page| self.alight(page, false));
@@ -124,14 +133,23 @@ impl<B: Backend> HighSpeedSwap<B> {
     }
 
     /// Brings pages of one sequence's layer to the device (page numbers with their places in the sequence) and waits for
-    /// the device to have them before anything enqueued later. They must be pinned.
+    /// the device to have them before anything enqueued later. They must be pinned. A page that failed in somebody else's
+    /// flight, or never was asked for, is asked for here.
     ///
     /// # Errors
     /// [`Error::Page`] with the first page that did not come.
     pub(super) fn land(&mut self, pages: &[(u32, u64)], sequence: u64, layer: usize) -> Result<()> {
         let mut faults: Vec<(u32, PageFault)> = Vec::new();
-        while pages.iter().any(|&(page, _)| self.resident().is_arriving(page)) {
-            faults.extend(self.land_front()?);
+        loop {
+            while pages.iter().any(|&(page, _)| self.resident().is_arriving(page)) {
+                faults.extend(self.land_front()?);
+            }
+            let absent = pages.iter().map(|&(page, _)| page).filter(|&page| !self.resident().is_resident(page));
+            let absent: Vec<u32> = absent.collect();
+            if absent.iter().all(|page| faults.iter().any(|(failed, _)| failed == page)) {
+                break;
+            }
+            self.fetch(&absent)?;
         }
         for &(number, page) in pages {
             if !self.resident().is_resident(number) {
