@@ -61,6 +61,11 @@ impl Check {
         self.worst.ok_or_else(|| Failure("the case compared nothing".into()))
     }
 
+    /// Whether something is past its bound already.
+    pub(super) fn has_failed(&self) -> bool {
+        self.worst.as_ref().is_some_and(|worst| !worst.passes())
+    }
+
     /// Notes an error; what is not finite counts as the largest. `place` says where, once that matters.
     pub(super) fn error(&mut self, what: &str, error: f64, bound: f64, place: impl FnOnce() -> String) {
         let error = if error.is_finite() { error } else { f64::MAX };

@@ -21,6 +21,7 @@ mod append_edges;
 mod ask;
 mod attend;
 mod bench;
+mod cache;
 mod check;
 mod fold;
 mod identity;
@@ -38,6 +39,7 @@ mod saboteur;
 mod scene;
 mod store;
 mod streams;
+mod swap;
 #[doc(hidden)]
 pub mod testing;
 mod transfer;
@@ -62,6 +64,8 @@ pub enum Subject {
     Operation(Operation),
     /// [`PagedStore`](crate::PagedStore) over them.
     Store,
+    /// [`HighSpeedSwap`](crate::swap::HighSpeedSwap) over them and over tiers.
+    Swap,
 }
 
 impl Subject {
@@ -71,6 +75,7 @@ impl Subject {
             Subject::Memory => "memory",
             Subject::Operation(operation) => operation.name(),
             Subject::Store => "store",
+            Subject::Swap => "swap",
         }
     }
 }
@@ -121,7 +126,9 @@ impl<B: Backend> Case<B> {
     pub fn skip(&self, caps: &Caps) -> Option<&'static str> {
         let supported = match (self.subject, self.format) {
             (Subject::Operation(operation), Some(format)) => caps.supports(operation, format),
-            (Subject::Store, Some(format)) => Operation::ALL.into_iter().all(|o| caps.supports(o, format)),
+            (Subject::Store | Subject::Swap, Some(format)) => {
+                Operation::ALL.into_iter().all(|o| caps.supports(o, format))
+            }
             _ => true,
         };
         let slow = caps.adapter.contains("SwiftShader");
@@ -161,6 +168,17 @@ impl<B: Backend> Cases<B> {
         self.0.push(Case { name: name.into(), subject, format, weight, run: Box::new(run) });
     }
 
+    fn swap(
+        &mut self,
+        format: PageFormat,
+        weight: u64,
+        name: &str,
+        run: impl Fn(&B) -> Verdict + Send + Sync + 'static,
+    ) {
+        let (subject, format) = (Subject::Swap, Some(format));
+        self.0.push(Case { name: name.into(), subject, format, weight, run: Box::new(run) });
+    }
+
     fn memory(&mut self, weight: u64, name: &str, run: impl Fn(&B) -> Verdict + Send + Sync + 'static) {
         self.0.push(Case { name: name.into(), subject: Subject::Memory, format: None, weight, run: Box::new(run) });
     }
@@ -171,7 +189,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     let mut list = Cases(Vec::new());
     memory::cases(&mut list);
     streams::cases(&mut list);
-    let groups: [fn(&mut Cases<B>, PageFormat); 13] = [
+    let groups: [fn(&mut Cases<B>, PageFormat); 14] = [
         append::cases,
         append_edges::cases,
         transfer::cases,
@@ -185,6 +203,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         views::cases,
         refusals::cases,
         store::cases,
+        swap::cases,
     ];
     for group in groups {
         PageFormat::ALL.into_iter().for_each(|format| group(&mut list, format));

@@ -97,6 +97,7 @@ macro_rules! conformance_tests {
             $crate::conformance_tests!(@operation attend, Attend);
             $crate::conformance_tests!(@operation merge, Merge);
             $crate::conformance_tests!(@subject store, $crate::conformance::Subject::Store);
+            $crate::conformance_tests!(@subject swap, $crate::conformance::Subject::Swap);
         }
     };
     (@operation $module:ident, $operation:ident) => {

@@ -8,11 +8,13 @@ use crate::backend::Backend;
 use crate::backend::ops::View;
 use crate::store::{Append, Sequence};
 use crate::{Error, Result};
+use std::ops::Range;
 
 impl<B: Backend> HighSpeedSwap<B> {
     /// Writes new tokens of one or many sequences into a layer, as [`PagedStore::append`](crate::PagedStore::append) does.
     ///
-    /// Tokens for more pages than half of the frames are written in pieces, whose pages leave the device as it goes.
+    /// Tokens for more pages than half of the frames (new ones, copies and those that come back) are written in pieces,
+    /// whose pages leave the device as it goes.
     ///
     /// # Errors
     /// Those of `PagedStore::append`; [`Error::NothingEvictable`], [`Error::TierFull`] and [`Error::Page`] when no frame
@@ -25,7 +27,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             self.check_tier(layer, appends)?;
         }
         let frames = self.resident().limit;
-        if self.fresh(layer, appends) <= (frames / 2).max(1) {
+        if self.fresh(layer, appends) + self.returning(layer, appends) <= (frames / 2).max(1) {
             return self.append_piece(layer, appends);
         }
         let lens: Vec<(u64, u64)> =
@@ -62,6 +64,29 @@ impl<B: Backend> HighSpeedSwap<B> {
         planned.iter().map(|plan| plan.fresh.len() as u64 - self.store.reserved_for(layer, plan)).sum()
     }
 
+    /// Pages that a write touches and that the tier holds too: they may have to come first.
+    pub(super) fn returning(&self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> u64 {
+        let touched = self.touched(layer, appends);
+        touched.iter().filter(|page| self.resident().is_clean(page.number)).count() as u64
+    }
+
+    /// The pages that a write of one sequence touches and that exist.
+    fn existing(&self, layer: usize, append: &Append<'_, B::Buffer>) -> Vec<Wanted> {
+        let sequence = append.seq.id();
+        let pages = &self.store.sequences[&sequence][layer];
+        let range = self.page_range(append, append.at.unwrap_or(pages.len));
+        let existing = range.take_while(|&page| page < pages.table.len() as u64);
+        existing.map(|page| Wanted { number: pages.table[page as usize], sequence, page }).collect()
+    }
+
+    /// The places of the pages that a write from token `start` on touches; none for a write of no tokens.
+    pub(super) fn page_range(&self, append: &Append<'_, B::Buffer>, start: u64) -> Range<u64> {
+        let page_size = u64::from(self.geometry().page_tokens());
+        let end = start + u64::from(append.tokens);
+        let first = start / page_size;
+        first..if append.tokens == 0 { first } else { end.div_ceil(page_size) }
+    }
+
     /// Refuses a write that completes more pages than the tier has room for.
     fn check_tier(&self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Result<()> {
         let page_size = u64::from(self.geometry().page_tokens());
@@ -70,7 +95,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             let start = append.at.unwrap_or(len);
             (start + u64::from(append.tokens)) / page_size - start / page_size
         };
-        let waiting = self.queue.iter().filter(|(page, _)| self.resident().wants_out(*page)).count() as u64;
+        let waiting = self.waiting();
         let required = waiting + appends.iter().map(completed).sum::<u64>();
         let (free, capacity) = (self.tier.free(), self.tier.capacity());
         if required > free && required > waiting {
@@ -101,10 +126,11 @@ impl<B: Backend> HighSpeedSwap<B> {
 
     fn append_piece(&mut self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Result<()> {
         let touched = self.touched(layer, appends);
-        self.ask(&touched, true)?;
+        self.ask(&touched)?;
         let result = self.land(layer, &touched).and_then(|()| {
             let (mark, step) = (self.marks.next(), self.step);
             touched.iter().for_each(|page| self.residency().used(page.number, mark, step));
+            self.keep_headroom(layer, appends)?;
             self.make_room(self.fresh(layer, appends))?;
             self.write(layer, appends)
         });
@@ -114,17 +140,7 @@ impl<B: Backend> HighSpeedSwap<B> {
 
     /// The pages that exist and will be written to or copied.
     fn touched(&self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Vec<Wanted> {
-        let page_size = u64::from(self.geometry().page_tokens());
-        let mut touched = Vec::new();
-        for append in appends.iter().filter(|append| append.tokens > 0) {
-            let sequence = append.seq.id();
-            let pages = &self.store.sequences[&sequence][layer];
-            let start = append.at.unwrap_or(pages.len);
-            let end = (start + u64::from(append.tokens)).div_ceil(page_size).min(pages.table.len() as u64);
-            let wanted = |page: u64| Wanted { number: pages.table[page as usize], sequence, page };
-            touched.extend((start / page_size..end).map(wanted));
-        }
-        touched
+        appends.iter().flat_map(|append| self.existing(layer, append)).collect()
     }
 
     /// The write itself: everything that it touches is on the device, and there is room.
@@ -138,8 +154,8 @@ impl<B: Backend> HighSpeedSwap<B> {
         let (mark, step) = (self.marks.next(), self.step);
         let mut projected = Vec::new();
         for (append, start) in appends.iter().zip(starts) {
-            let (sequence, end) = (append.seq.id(), start + u64::from(append.tokens));
-            for index in start / page_size..end.div_ceil(page_size) {
+            let sequence = append.seq.id();
+            for index in self.page_range(append, start) {
                 let pages = &self.store.sequences[&sequence][layer];
                 let (page, full) = (pages.table[index as usize], pages.len >= (index + 1) * page_size);
                 let before = (index > 0).then(|| pages.table[index as usize - 1]);
@@ -149,6 +165,7 @@ impl<B: Backend> HighSpeedSwap<B> {
                 if full {
                     self.queue.push_back((page, before));
                 }
+                let end = start + u64::from(append.tokens);
                 let slot = |token: u64| (token - index * page_size).min(page_size) as u32;
                 projected.push((page, slot(start.max(index * page_size)), slot(end)));
             }

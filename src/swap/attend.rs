@@ -2,7 +2,7 @@
 
 use super::HighSpeedSwap;
 use super::fetch::Wanted;
-use super::plan::{Need, Piece, Span, pages_of, pieces, tiles};
+use super::plan::{Need, Piece, Span, TileSize, pages_of, pieces, tiles};
 use crate::Result;
 use crate::attention::{Batch, SPLIT};
 use crate::backend::Backend;
@@ -87,75 +87,72 @@ impl<B: Backend> HighSpeedSwap<B> {
     }
 
     fn attend_batch(&mut self, layer: usize, query: &Query<'_, B::Buffer>, batch: &Batch, cast: &Cast) -> Result<()> {
-        let (page_size, tile_pages) = (self.geometry().page_tokens(), self.tile_pages());
         let number = |sequence: usize, page: u32| self.table(cast.ids[sequence], layer)[page as usize];
         let missing = |sequence: usize, page: u32| !self.resident().is_resident(number(sequence, page));
-        let (resident, streamed) = pieces(&cast.needs, page_size, tile_pages, missing);
-        let pages: u64 = cast.needs.iter().map(|need| page_count(need, page_size)).sum();
-        let misses: usize = streamed.iter().map(|piece| piece.missing).sum();
-        self.meter.met(pages, misses as u64);
-        let attend = |swap: &mut Self, piece: &Piece| swap.attend_piece(layer, query, batch, cast, &piece.spans);
-        self.in_turn(layer, cast, Some(&resident), &streamed, attend)?;
+        let (resident, streamed) = pieces(&cast.needs, self.geometry().page_tokens(), self.tile_size(), missing);
+        let pieces = std::iter::once(resident).chain(streamed).collect();
+        self.in_turn(layer, cast, pieces, |swap, piece| swap.attend_piece(layer, query, batch, cast, &piece.spans))?;
         self.store.enqueue_merge(query, batch)
     }
 
-    /// Lets `attend` enqueue what works on the pages of one piece after the other: first on a piece that is on the device,
-    /// then on the tiles, each read ahead of its turn.
+    /// Lets `attend` enqueue what works on the pages of one piece after the other. Each is asked for ahead of its turn; its
+    /// pages are pinned from then until it has been attended. What a later piece needs may go meanwhile and come back, so that
+    /// a split always fits.
     pub(super) fn in_turn(
         &mut self,
         layer: usize,
         cast: &Cast,
-        resident: Option<&Piece>,
-        tiles: &[Piece],
+        mut pieces: VecDeque<Piece>,
         mut attend: impl FnMut(&mut Self, &Piece) -> Result<()>,
     ) -> Result<()> {
         let mut asked: VecDeque<Vec<Wanted>> = VecDeque::new();
-        let result = (|| {
-            if let Some(piece) = resident {
-                // The first tiles travel meanwhile, but not into these frames.
-                let here = self.pages_of_piece(layer, cast, piece);
-                here.iter().for_each(|page| self.residency().pin(page.number));
-                let result = self.read_ahead(layer, cast, tiles, &mut asked).and_then(|()| attend(self, piece));
-                self.let_go(&here);
-                result?;
-            }
-            for (at, tile) in tiles.iter().enumerate() {
-                if asked.is_empty() {
-                    let pages = self.pages_of_piece(layer, cast, tile);
-                    self.ask(&pages, true)?;
-                    asked.push_back(pages);
-                }
-                self.land(layer, &asked[0])?;
-                attend(self, tile)?;
-                self.set_mark()?;
-                let keep = self.policy.keeps_streamed();
-                for page in asked.pop_front().into_iter().flatten() {
-                    self.residency().unpin(page.number);
-                    if keep { self.residency().stay(page.number) } else { self.residency().streamed(page.number) }
-                }
-                self.read_ahead(layer, cast, &tiles[at + 1..], &mut asked)?;
-            }
-            Ok(())
-        })();
+        let mut result = Ok(());
+        while result.is_ok() && !pieces.is_empty() {
+            result = self.next_in_turn(layer, cast, &mut pieces, &mut asked, &mut attend);
+        }
         asked.iter().for_each(|pages| self.let_go(pages));
         result
     }
 
-    /// Asks for the tiles that should be under way and are not; those that find no room now are asked for later.
-    fn read_ahead(
+    fn next_in_turn(
         &mut self,
         layer: usize,
         cast: &Cast,
-        tiles: &[Piece],
+        pieces: &mut VecDeque<Piece>,
         asked: &mut VecDeque<Vec<Wanted>>,
+        attend: &mut impl FnMut(&mut Self, &Piece) -> Result<()>,
     ) -> Result<()> {
-        let ahead = (self.config.tiles_ahead as usize).min(tiles.len());
-        while asked.len() < ahead {
-            let pages = self.pages_of_piece(layer, cast, &tiles[asked.len()]);
-            if !self.ask(&pages, false)? {
+        let ahead = self.config.tiles_ahead as usize;
+        while asked.len() <= ahead && asked.len() < pieces.len() {
+            let pages = self.pages_of_piece(layer, cast, &pieces[asked.len()]);
+            let misses = pages.iter().filter(|page| !self.resident().is_resident(page.number)).count();
+            let lacking = self.try_ask(&pages)?;
+            if lacking == 0 {
+                self.meter.met(pages.len() as u64, misses as u64);
+                asked.push_back(pages);
+                continue;
+            }
+            if !asked.is_empty() {
                 break;
             }
-            asked.push_back(pages);
+            // Nothing else is under way: it comes split by split, or not at all.
+            let splits = pieces[0].splits();
+            if splits.len() == 1 {
+                return Err(self.no_room(lacking));
+            }
+            pieces.pop_front();
+            splits.into_iter().rev().for_each(|split| pieces.push_front(split));
+        }
+        let (Some(piece), Some(pages)) = (pieces.pop_front(), asked.front()) else { return Ok(()) };
+        self.land(layer, pages)?;
+        attend(self, &piece)?;
+        if !pages.is_empty() {
+            self.set_mark()?;
+        }
+        let keep = self.policy.keeps_streamed();
+        for page in asked.pop_front().into_iter().flatten() {
+            self.residency().unpin(page.number);
+            if keep { self.residency().stay(page.number) } else { self.residency().streamed(page.number) }
         }
         Ok(())
     }
@@ -211,16 +208,16 @@ impl<B: Backend> HighSpeedSwap<B> {
         pages.collect()
     }
 
-    /// Pages of a tile: what is configured, but no more than lets all tiles under way fit beside each other.
-    pub(super) fn tile_pages(&self) -> u32 {
-        let share = self.resident().limit / (2 + u64::from(self.config.tiles_ahead));
-        u64::from(self.config.tile_pages).min(share).max(1) as u32
+    /// Bounds of a tile: what is configured, but no more than lets all tiles under way fit beside each other.
+    pub(super) fn tile_size(&self) -> TileSize {
+        let share = (self.resident().limit / (2 + u64::from(self.config.tiles_ahead))).clamp(1, u32::MAX.into()) as u32;
+        TileSize { missing: self.config.tile_pages.min(share), pages: share }
     }
 
     /// Begins to fetch the first tiles that the next layer will want. What cannot be fetched now is fetched when wanted.
     fn fetch_ahead(&mut self, layer: usize, query: &Query<'_, B::Buffer>) {
         let next = (layer + 1) % self.geometry().layers() as usize;
-        let (page_size, tile_pages) = (self.geometry().page_tokens(), self.tile_pages());
+        let page_size = self.geometry().page_tokens();
         let mut ids: Vec<u64> = query.rows.iter().map(|rows| rows.seq.id()).collect();
         ids.dedup();
         let needs: Vec<Need> = ids
@@ -232,12 +229,12 @@ impl<B: Backend> HighSpeedSwap<B> {
             .collect();
         let missing =
             |sequence: usize, page: u32| !self.resident().is_resident(self.table(ids[sequence], next)[page as usize]);
-        let (_, streamed) = pieces(&needs, page_size, tile_pages, missing);
+        let (_, streamed) = pieces(&needs, page_size, self.tile_size(), missing);
         let cast = Cast { ids: ids.clone(), needs: needs.clone(), ..Cast::default() };
         for piece in streamed.iter().take(self.config.tiles_ahead as usize) {
             let pages = self.pages_of_piece(next, &cast, piece);
             let numbers: Vec<u32> = pages.iter().map(|page| page.number).collect();
-            if self.resident().free_soon() < piece.missing as u64 || self.fetch(&numbers).is_err() {
+            if self.resident().free_soon() < piece.missing as u64 || !matches!(self.fetch(&numbers), Ok(0)) {
                 break;
             }
         }
@@ -246,12 +243,4 @@ impl<B: Backend> HighSpeedSwap<B> {
 
 fn page_range(span: &Span, page_size: u32, pages: u32) -> std::ops::Range<u32> {
     pages_of(span.splits.start, page_size, pages).start..pages_of(span.splits.end - 1, page_size, pages).end
-}
-
-fn page_count(need: &Need, page_size: u32) -> u64 {
-    if need.splits.is_empty() {
-        return 0;
-    }
-    let span = Span { sequence: 0, splits: need.splits.clone() };
-    page_range(&span, page_size, need.pages).len() as u64
 }

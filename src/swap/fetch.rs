@@ -13,22 +13,22 @@ pub(super) struct Flight {
 }
 
 impl<B: Backend> HighSpeedSwap<B> {
-    /// Begins to bring the pages that are neither on the device nor on their way. They must not be evicted meanwhile: the
-    /// caller has pinned them or does not mind.
-    pub(super) fn fetch(&mut self, pages: &[u32]) -> Result<()> {
+    /// Begins to bring the pages that are neither on the device nor on their way; where there is no room for them nothing
+    /// happens, and the frames needed are returned. They must not be evicted meanwhile: the caller has pinned them or does
+    /// not mind.
+    pub(super) fn fetch(&mut self, pages: &[u32]) -> Result<u64> {
         let residency = self.resident();
-        let mut absent: Vec<u32> = Vec::new();
-        for &page in pages {
-            if !residency.is_resident(page) && !residency.is_arriving(page) && absent.last() != Some(&page) {
-                absent.push(page);
-            }
-        }
+        let is_absent = |page: &u32| !residency.is_resident(*page) && !residency.is_arriving(*page);
+        let mut absent: Vec<u32> = pages.iter().copied().filter(is_absent).collect();
         absent.sort_by_key(|&page| residency.slot(page));
         absent.dedup();
+        let frames = absent.len() as u64;
         if absent.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
-        self.make_room(absent.len() as u64)?;
+        if !self.find_room(frames)? {
+            return Ok(frames);
+        }
         let mut newest = 0;
         let mut moves = Vec::with_capacity(absent.len());
         let mut before = None;
@@ -44,7 +44,7 @@ impl<B: Backend> HighSpeedSwap<B> {
                 self.meter.fetched(moves.len());
                 absent.iter().for_each(|page| drop(self.failed.remove(page)));
                 self.flights.push_back(Flight { ticket, pages: absent });
-                Ok(())
+                Ok(0)
             }
             Err(error) => {
                 self.calm();
@@ -158,20 +158,24 @@ impl<B: Backend> HighSpeedSwap<B> {
         self.project_landed(layer, pages)
     }
 
-    /// Pins pages and begins to bring those that are not on the device; `false`, and nothing is pinned, when there is no
-    /// room for them now and they are not `wanted` now.
-    pub(super) fn ask(&mut self, pages: &[Wanted], wanted: bool) -> Result<bool> {
+    /// Pins pages and begins to bring those that are not on the device.
+    ///
+    /// # Errors
+    /// Also when there is no room for them; nothing is pinned then.
+    pub(super) fn ask(&mut self, pages: &[Wanted]) -> Result<()> {
+        let lacking = self.try_ask(pages)?;
+        if lacking == 0 { Ok(()) } else { Err(self.no_room(lacking)) }
+    }
+
+    /// The same; where there is no room nothing is pinned, and the frames needed are returned.
+    pub(super) fn try_ask(&mut self, pages: &[Wanted]) -> Result<u64> {
         pages.iter().for_each(|page| self.residency().pin(page.number));
         let numbers: Vec<u32> = pages.iter().map(|page| page.number).collect();
         let asked = self.fetch(&numbers);
-        if asked.is_err() {
+        if !matches!(asked, Ok(0)) {
             self.let_go(pages);
         }
-        match asked {
-            Ok(()) => Ok(true),
-            Err(Error::NothingEvictable { .. }) if !wanted => Ok(false),
-            Err(error) => Err(error),
-        }
+        asked
     }
 
     /// Takes the pins of [`ask`](Self::ask) away.

@@ -63,9 +63,9 @@ impl<B: Backend> HighSpeedSwap<B> {
         self.fault = None;
         let most = self.config.tile_pages as usize;
         let is_left = |swap: &Self| wanted.iter().any(|(page, _)| swap.resident().wants_out(*page));
-        while is_left(self) && self.fault.is_none() && self.depart(most)? {}
+        while is_left(self) && self.fault.is_none() && self.depart(most)? > 0 {}
         self.settle(true)?;
-        if let Some(fault) = self.fault.take() {
+        if let Some((_, fault)) = self.fault.take() {
             return Err(fault);
         }
         let required = wanted.iter().filter(|(page, _)| self.resident().wants_out(*page)).count() as u64;
@@ -95,7 +95,7 @@ impl<B: Backend> HighSpeedSwap<B> {
     pub fn prefetch(&mut self, layer: usize, seq: &Sequence, pages: Range<u64>) -> Result<()> {
         self.pump()?;
         let pages = self.numbers(layer, seq, pages)?;
-        self.ask(&pages, true)?;
+        self.ask(&pages)?;
         self.let_go(&pages);
         pages.iter().for_each(|page| self.residency().stay(page.number));
         Ok(())
@@ -109,7 +109,7 @@ impl<B: Backend> HighSpeedSwap<B> {
     pub fn pin(&mut self, layer: usize, seq: &Sequence, pages: Range<u64>) -> Result<()> {
         self.pump()?;
         let pages = self.numbers(layer, seq, pages)?;
-        self.ask(&pages, true)?;
+        self.ask(&pages)?;
         let landed = self.land(layer, &pages);
         match landed {
             Ok(()) => pages.iter().for_each(|page| self.residency().stay(page.number)),
@@ -144,11 +144,18 @@ impl<B: Backend> HighSpeedSwap<B> {
         let (tokens, record) = (self.len(seq, layer)?, self.store.record);
         let (count, stride) = (self.geometry().pages_for(tokens), record.frame_stride());
         let buffer = self.store.backend().alloc("kvtide gathered context", (count * stride).max(stride))?;
-        let most = (self.resident().limit / 2).clamp(1, 4096);
+        let mut most = (self.resident().limit / 2).clamp(1, 4096);
         let mut first = 0;
         while first < count {
             let pages = first..(first + most).min(count);
-            self.pin(layer, seq, pages.clone())?;
+            match self.pin(layer, seq, pages.clone()) {
+                // Fewer at a time may fit beside what cannot leave.
+                Err(Error::NothingEvictable { .. } | Error::TierFull { .. }) if most > 1 => {
+                    most /= 2;
+                    continue;
+                }
+                pinned => pinned?,
+            }
             let gathered = self.gather(layer, seq, pages.clone(), &buffer);
             self.unpin(layer, seq, pages.clone())?;
             gathered?;
@@ -180,6 +187,7 @@ impl<B: Backend> HighSpeedSwap<B> {
     /// Unknown sequences or layers, [`Error::NothingEvictable`] when the pages do not fit the device budget together,
     /// [`Error::Page`].
     pub fn attention_context(&mut self, layer: usize, seqs: &[&Sequence]) -> Result<AttentionContext<B::Buffer>> {
+        seqs.iter().try_for_each(|seq| self.store.pages(seq, layer).map(|_| ()))?;
         let mut held = Vec::new();
         let mut result = Ok(());
         for seq in seqs {

@@ -14,6 +14,7 @@ mod attend;
 mod builder;
 mod config;
 mod fetch;
+mod headroom;
 mod inspect;
 mod marks;
 mod order;
@@ -97,8 +98,8 @@ pub struct HighSpeedSwap<B: Backend> {
     last_layer: Option<usize>,
     meter: Meter<B>,
     predictor: Option<predict::Predictor<B>>,
-    /// The first page that could not be written out, until a call reports it.
-    fault: Option<Error>,
+    /// The first page that could not be written out, until a call reports it or a later try succeeds.
+    fault: Option<(u32, Error)>,
     /// Sequences of an earlier store, until they are taken.
     restored: Vec<Sequence>,
 }
@@ -184,6 +185,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             .iter()
             .map(|layer| pages.saturating_sub((layer.table.len() + layer.reserved.len()) as u64));
         let missing = missing.sum();
+        self.keep_headroom_beside(missing)?;
         self.make_room(missing)?;
         self.store.reserve(seq, tokens)
     }
@@ -284,11 +286,14 @@ impl<B: Backend> HighSpeedSwap<B> {
         self.store.flush()
     }
 
-    /// Waits for everything enqueued and for every write under way, and reports what failed.
+    /// Waits for everything enqueued and for every page under way, and reports what failed.
     pub fn synchronize(&mut self) -> Result<()> {
         self.settle(true)?;
+        while !self.flights.is_empty() {
+            self.land_front()?;
+        }
         self.store.synchronize()?;
-        self.fault.take().map_or(Ok(()), Err)
+        self.fault.take().map_or(Ok(()), |(_, fault)| Err(fault))
     }
 
     /// Takes back what dropped handles held, here and in the tier.

@@ -6,7 +6,7 @@
 
 use super::HighSpeedSwap;
 use super::attend::Cast;
-use super::plan::{Need, Piece, Span, pages_of};
+use super::plan::{Need, Piece, Span};
 use crate::Result;
 use crate::attention::{Batch, SPLIT, Visible};
 use crate::backend::Backend;
@@ -50,23 +50,15 @@ impl<B: Backend> HighSpeedSwap<B> {
         let from = seen.clone().map(|row| row.start / SPLIT).min().unwrap_or(0);
         let to = seen.map(|row| row.end.div_ceil(SPLIT)).max().unwrap_or(0);
         let room = (self.store.max_states() / rows.len() as u32).saturating_sub(1).max(1);
-        let width = (self.tile_pages() * page_size / SPLIT).clamp(1, room);
+        let width = (self.tile_size().missing * page_size / SPLIT).clamp(1, room);
         let windows: Vec<Range<u32>> =
             (from..to).step_by(width as usize).map(|split| split..(split + width).min(to)).collect();
-        let missing = |page: u32| !self.resident().is_resident(self.table(id, layer)[page as usize]);
-        let tile = |window: &Range<u32>| {
-            let splits = window.clone();
-            let of_window = splits.clone().flat_map(|split| pages_of(split, page_size, pages));
-            let missing = of_window.filter(|&page| missing(page)).count();
-            Piece { spans: vec![Span { sequence: 0, splits }], missing }
-        };
-        let tiles: Vec<Piece> = windows.iter().map(tile).collect();
+        // What is missing is asked when a window is fetched.
+        let tile = |window: &Range<u32>| Piece { spans: vec![Span { sequence: 0, splits: window.clone() }], missing: 0 };
+        let tiles = windows.iter().map(tile).collect();
         let mut cast = Cast { ids: vec![id], needs: vec![Need { splits: from..to, pages }], ..Cast::default() };
         cast.by_table.extend(rows.iter().map(|row| (row.table, 0)));
-        let misses = tiles.iter().map(|tile| tile.missing as u64).sum();
-        self.meter.met((from..to).map(|split| pages_of(split, page_size, pages).len() as u64).sum(), misses);
-
-        self.in_turn(layer, &cast, None, &tiles, |swap, tile| {
+        self.in_turn(layer, &cast, tiles, |swap, tile| {
             let splits_seen = &tile.spans[0].splits;
             let batch = swap.window(first_row, rows, splits_seen, width);
             swap.attend_piece(layer, query, &batch, &cast, &tile.spans)?;

@@ -34,6 +34,13 @@ pub(super) struct Piece {
 }
 
 impl Piece {
+    /// A piece for each split. (What is missing is asked anew when a piece is fetched.)
+    pub(super) fn splits(&self) -> Vec<Piece> {
+        let one = |sequence, split| Span { sequence, splits: split..split + 1 };
+        let spans = self.spans.iter().flat_map(|span| span.splits.clone().map(|split| one(span.sequence, split)));
+        spans.map(|span| Piece { spans: vec![span], missing: 0 }).collect()
+    }
+
     fn push(&mut self, sequence: usize, split: u32) {
         match self.spans.last_mut() {
             Some(span) if span.sequence == sequence && span.splits.end == split => span.splits.end += 1,
@@ -42,27 +49,40 @@ impl Piece {
     }
 }
 
-/// What can be attended at once, and the tiles after it, each of at most `tile_pages` missing pages (or one split).
+/// How large a tile of more than one split may be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TileSize {
+    /// Pages that must come.
+    pub(super) missing: u32,
+    /// Pages in all: those that are there stay with the others until the tile is attended.
+    pub(super) pages: u32,
+}
+
+/// What can be attended at once, and the tiles after it.
 pub(super) fn pieces(
     needs: &[Need],
     page_size: u32,
-    tile_pages: u32,
+    size: TileSize,
     is_missing: impl Fn(usize, u32) -> bool,
 ) -> (Piece, Vec<Piece>) {
     let (mut resident, mut tiles) = (Piece::default(), Vec::new());
-    let mut tile = Piece::default();
+    let (mut tile, mut tile_pages) = (Piece::default(), 0);
     for (sequence, need) in needs.iter().enumerate() {
         for split in need.splits.clone() {
             let pages = pages_of(split, page_size, need.pages);
+            let count = pages.len();
             let missing = pages.filter(|&page| is_missing(sequence, page)).count();
             if missing == 0 {
                 resident.push(sequence, split);
                 continue;
             }
-            if tile.missing > 0 && tile.missing + missing > tile_pages as usize {
+            let large = tile.missing + missing > size.missing as usize;
+            if tile.missing > 0 && (large || tile_pages + count > size.pages as usize) {
                 tiles.push(std::mem::take(&mut tile));
+                tile_pages = 0;
             }
             tile.push(sequence, split);
+            tile_pages += count;
             tile.missing += missing;
         }
     }
@@ -110,14 +130,18 @@ mod tests {
             0 => page == 1 || page >= 8,
             _ => page == 0,
         };
-        let (resident, tiles) = pieces(&needs, 64, 4, missing);
+        let size = |missing, pages| TileSize { missing, pages };
+        let (resident, tiles) = pieces(&needs, 64, size(4, 100), missing);
         assert_eq!(resident.spans, [Span { sequence: 0, splits: 1..2 }]);
         assert_eq!(tiles.len(), 2);
         assert_eq!(tiles[0].spans, [Span { sequence: 0, splits: 0..1 }, Span { sequence: 0, splits: 2..3 }]);
         assert_eq!(tiles[0].missing, 4);
         assert_eq!(tiles[1].missing, 1);
-        let (_, small) = pieces(&needs, 64, 1, missing);
-        assert_eq!(small.iter().map(|tile| tile.missing).collect::<Vec<_>>(), [1, 3, 1]);
+        let (_, small) = pieces(&needs, 64, size(1, 100), missing);
+        let misses = |tiles: Vec<Piece>| tiles.iter().map(|tile| tile.missing).collect::<Vec<_>>();
+        assert_eq!(misses(small), [1, 3, 1]);
+        // Seven pages in all for sequence 0's two splits.
+        assert_eq!(misses(pieces(&needs, 64, size(100, 6), missing).1), [1, 4]);
     }
 
     #[test]
@@ -125,7 +149,7 @@ mod tests {
         let rows: Vec<Visible> = (0..5).map(|i| Visible { table: i / 3 * 100, start: 0, end: 300 * (i + 1) }).collect();
         let batch = &plan(&rows, 2, 1000)[0];
         let needs = [Need { splits: 0..4, pages: 57 }, Need { splits: 0..6, pages: 94 }];
-        let (resident, streamed) = pieces(&needs, 16, 20, |_, page| page % 40 > 20);
+        let (resident, streamed) = pieces(&needs, 16, TileSize { missing: 20, pages: 1000 }, |_, page| page % 40 > 20);
         let mut seen: Vec<(u32, u32)> = Vec::new();
         for piece in std::iter::once(&resident).chain(&streamed) {
             let cut = tiles(batch, &piece.spans, |tile| usize::from(tile.table == 100));

@@ -3,6 +3,7 @@
 //! Bookkeeping on the host alone. A page is *dirty* while no slot holds a copy of it, *busy* while it travels. Only clean
 //! pages that nobody has pinned give up their frames.
 
+use super::headroom::Dirty;
 use super::policy::{EvictionPolicy, Resident};
 use crate::Error;
 use crate::pages::frames::Frames;
@@ -30,6 +31,8 @@ struct Page {
     full: bool,
     /// It came back for one attention and goes first.
     streamed: bool,
+    /// It is in the list of those.
+    listed: bool,
     pins: u32,
     /// The step in which it was attended last.
     used: u64,
@@ -57,6 +60,7 @@ const NOWHERE: Page = Page {
     travel: Travel::No,
     full: false,
     streamed: false,
+    listed: false,
     pins: 0,
     used: 0,
     score: f32::NEG_INFINITY,
@@ -142,6 +146,21 @@ impl Residency {
     pub(crate) fn wants_out(&self, page: u32) -> bool {
         let page = self.page(page);
         page.full && page.slot == NONE && page.frame != NONE && page.travel == Travel::No
+    }
+
+    /// Whether a dirty page that stays where it is is full; `None` for pages that are clean, elsewhere or on their way out.
+    pub(crate) fn dirty_page(&self, page: u32) -> Option<bool> {
+        let page = self.page(page);
+        (page.frame != NONE && page.slot == NONE && page.travel == Travel::No).then_some(page.full)
+    }
+
+    /// Counts those pages.
+    pub(crate) fn dirty(&self) -> Dirty {
+        let pages = self.holders.iter().filter(|&&page| page != NONE).filter_map(|&page| self.dirty_page(page));
+        pages.fold(Dirty::default(), |Dirty { partial, full }, is_full| Dirty {
+            partial: partial + u64::from(!is_full),
+            full: full + u64::from(is_full),
+        })
     }
 
     /// Slot and generation of the tier's copy.
@@ -309,7 +328,8 @@ impl Residency {
 
     /// The page came for one attention, which is enqueued: it goes before others.
     pub(crate) fn streamed(&mut self, page: u32) {
-        if self.page(page).streamed {
+        let entry = self.page_mut(page);
+        if entry.streamed && !std::mem::replace(&mut entry.listed, true) {
             self.streamed.push_back(page);
         }
     }
@@ -334,6 +354,7 @@ impl Residency {
     fn victim(&mut self, step: u64, policy: &mut dyn EvictionPolicy) -> Option<u32> {
         loop {
             while let Some(page) = self.streamed.pop_front() {
+                self.page_mut(page).listed = false;
                 if self.page(page).streamed && self.is_evictable(page) {
                     return Some(page);
                 }

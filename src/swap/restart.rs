@@ -53,7 +53,7 @@ impl<B: Backend> HighSpeedSwap<B> {
         }
         self.fault = None;
         let most = self.config.tile_pages as usize;
-        while !self.queue.is_empty() && self.fault.is_none() && self.depart(most)? {
+        while !self.queue.is_empty() && self.fault.is_none() && self.depart(most)? > 0 {
             self.settle(true)?;
         }
         self.settle(true)?;

@@ -4,6 +4,7 @@ use super::{HighSpeedSwap, Way, WriteOut};
 use crate::backend::Backend;
 use crate::tiers::{PageMove, Ticket};
 use crate::{Error, Result};
+use std::collections::HashSet;
 
 /// Pages on their way to the tier.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ impl<B: Backend> HighSpeedSwap<B> {
         self.meter.resolve(&self.store.pool.backend)?;
         let eager = self.config.write_out == WriteOut::Eager;
         while !self.queue.is_empty() && (eager || self.is_pressed()) {
-            if !self.depart(self.config.tile_pages as usize)? {
+            if self.depart(self.config.tile_pages as usize)? == 0 {
                 break;
             }
         }
@@ -36,8 +37,8 @@ impl<B: Backend> HighSpeedSwap<B> {
         residency.limit - held + residency.clean() + (leaving as u64) < residency.limit / 4
     }
 
-    /// Begins to write out up to `most` queued pages; `false` when none could go.
-    pub(super) fn depart(&mut self, most: usize) -> Result<bool> {
+    /// Begins to write out up to `most` queued pages; returns how many.
+    pub(super) fn depart(&mut self, most: usize) -> Result<usize> {
         let mut pages = Vec::new();
         let mut moves: Vec<PageMove> = Vec::new();
         while pages.len() < most {
@@ -58,7 +59,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             pages.push(page);
         }
         if pages.is_empty() {
-            return Ok(false);
+            return Ok(0);
         }
         match self.send(&moves) {
             Ok(ticket) => {
@@ -66,8 +67,9 @@ impl<B: Backend> HighSpeedSwap<B> {
                     self.residency().depart(page);
                     self.store.pool.book.retain(page);
                 }
+                let sent = pages.len();
                 self.departures.push_back(Departure { ticket, pages, moves });
-                Ok(true)
+                Ok(sent)
             }
             Err(error) => {
                 moves.iter().for_each(|one| self.tier.give(one.slot));
@@ -123,6 +125,7 @@ impl<B: Backend> HighSpeedSwap<B> {
                 None => Some(crate::PageFault::Closed { slot: one.slot }),
             };
             let copy = fault.is_none().then_some((one.slot, one.generation));
+            self.fault.take_if(|(failed, _)| *failed == page && fault.is_none());
             self.residency().departed(page, copy);
             if let Some(fault) = fault {
                 self.tier.give(one.slot);
@@ -130,7 +133,7 @@ impl<B: Backend> HighSpeedSwap<B> {
                 let origin = self.resident().origin(page);
                 let (sequence, layer, index) = (origin.sequence, origin.layer as usize, origin.index.into());
                 tracing::warn!(%fault, sequence, layer, page = index, "a page was not written out");
-                self.fault.get_or_insert(Error::Page { sequence, layer, page: index, fault });
+                self.fault.get_or_insert((page, Error::Page { sequence, layer, page: index, fault }));
             }
             self.store.pool.give(page);
         }
@@ -144,7 +147,14 @@ impl<B: Backend> HighSpeedSwap<B> {
     /// At once, never a wait without end: [`Error::NothingEvictable`] when too many pages are pinned or partial,
     /// [`Error::TierFull`], or the fault of the page that could not be written.
     pub(super) fn make_room(&mut self, frames: u64) -> Result<()> {
-        let mut retries = 1;
+        if self.find_room(frames)? { Ok(()) } else { Err(self.no_room(frames)) }
+    }
+
+    /// The same; `false` where it is not possible.
+    pub(super) fn find_room(&mut self, frames: u64) -> Result<bool> {
+        // Every page that waits may be tried twice: one that cannot be written keeps no other from going.
+        let leaving: usize = self.departures.iter().map(|departure| departure.pages.len()).sum();
+        let mut tries = 2 * (self.queue.len() + leaving);
         while !self.store.pool.has_frames(frames)? {
             let (step, policy) = (self.step, &mut *self.policy);
             let residency = self.store.pool.residency.as_mut().expect("made by the builder");
@@ -154,25 +164,32 @@ impl<B: Backend> HighSpeedSwap<B> {
             if self.settle_one(true)? {
                 continue;
             }
-            if !self.queue.is_empty() && retries > 0 && self.depart(self.config.tile_pages as usize)? {
-                // A write that fails comes back to the queue: once more, then its fault is the answer.
-                retries -= u32::from(self.fault.is_some());
+            let sent = self.depart(tries.min(self.config.tile_pages as usize))?;
+            if sent > 0 {
+                tries -= sent;
                 continue;
             }
             if !self.flights.is_empty() {
                 self.land_front()?;
                 continue;
             }
-            return Err(self.no_room(frames));
+            return Ok(false);
         }
-        Ok(())
+        Ok(true)
     }
 
+    /// Pages that should go to the tier and are not on their way.
+    pub(super) fn waiting(&self) -> u64 {
+        let pages: HashSet<u32> = self.queue.iter().map(|(page, _)| *page).collect();
+        pages.into_iter().filter(|&page| self.resident().wants_out(page)).count() as u64
+    }
+
+    /// Why there was no room.
     pub(super) fn no_room(&mut self, frames: u64) -> Error {
-        if let Some(fault) = self.fault.take() {
+        if let Some((_, fault)) = self.fault.take() {
             return fault;
         }
-        let waiting = self.queue.iter().filter(|(page, _)| self.resident().wants_out(*page)).count() as u64;
+        let waiting = self.waiting();
         if waiting > 0 && self.tier.free() == 0 {
             let (tier, free, capacity) = (self.tier.name(), self.tier.free(), self.tier.capacity());
             return Error::TierFull { tier, required: waiting, free, capacity };

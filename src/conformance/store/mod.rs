@@ -6,6 +6,7 @@ mod refusals;
 pub(super) use refusals::foreign_memory;
 
 use super::Cases;
+use super::cache::Cache;
 use super::check::{Failure, Measure, Verdict};
 use super::values::{self, Rng, Tensor, element};
 use crate::store::{Append, PagedStore, Query, Rows, Sequence, StoreConfig};
@@ -49,7 +50,7 @@ pub(super) fn same_bits(what: &str, got: &[u32], want: &[u32]) -> Verdict {
 }
 
 /// Puts a dense tensor into device memory, on the store's stream.
-pub(super) fn upload<B: Backend>(backend: &B, store: &mut PagedStore<B>, t: &Tensor) -> Result<B::Buffer, Failure> {
+pub(super) fn upload<B: Backend>(backend: &B, store: &mut impl Cache<B>, t: &Tensor) -> Result<B::Buffer, Failure> {
     let mut words = vec![0; (t.bits.len() * t.dtype.bytes() as usize).div_ceil(4)];
     t.bits.iter().enumerate().for_each(|(at, &bits)| values::set_element(&mut words, at, bits, t.dtype));
     let buffer = backend.alloc("test tensor", words.len() as u64 * 4)?;
@@ -58,18 +59,30 @@ pub(super) fn upload<B: Backend>(backend: &B, store: &mut PagedStore<B>, t: &Ten
 }
 
 /// A dense view of a tensor in new device memory.
-pub(super) fn view<B: Backend>(backend: &B, store: &mut PagedStore<B>, t: &Tensor) -> Result<View<B::Buffer>, Failure> {
+pub(super) fn view<B: Backend>(backend: &B, store: &mut impl Cache<B>, t: &Tensor) -> Result<View<B::Buffer>, Failure> {
     let [_, heads, dim] = t.shape;
     Ok(View::dense(upload(backend, store, t)?, t.dtype, heads as u32, dim as u32))
 }
 
 /// K and V of a sequence as the bits its pages hold: `[token, kv_head, element]`.
 pub(super) fn context_bits<B: Backend>(
-    store: &mut PagedStore<B>,
+    store: &mut impl Cache<B>,
     layer: usize,
     seq: &Sequence,
 ) -> Result<(Vec<u32>, Vec<u32>), Failure> {
-    let context = store.context(layer, seq)?;
+    Ok(try_context(store, layer, seq)??)
+}
+
+/// The same, with the store's refusal apart.
+pub(super) fn try_context<B: Backend>(
+    store: &mut impl Cache<B>,
+    layer: usize,
+    seq: &Sequence,
+) -> Result<crate::Result<(Vec<u32>, Vec<u32>)>, Failure> {
+    let context = match store.context(layer, seq) {
+        Ok(context) => context,
+        Err(error) => return Ok(Err(error)),
+    };
     let geometry = *store.geometry();
     let dtype = geometry.page_format().dtype();
     let mut words = vec![0u32; (context.pages * context.stride() / 4) as usize];
@@ -85,17 +98,28 @@ pub(super) fn context_bits<B: Backend>(
             row(&mut v, context.value(token, head), geometry.v_dim());
         }
     }
-    Ok((k, v))
+    Ok(Ok((k, v)))
 }
 
 /// Attends with f32 output and gives the bits of the output and the log-sum-exp.
 pub(super) fn attend_bits<B: Backend>(
     backend: &B,
-    store: &mut PagedStore<B>,
+    store: &mut impl Cache<B>,
     layer: usize,
     rows: &[Rows<'_>],
     q: &Tensor,
 ) -> Result<(Vec<u32>, Vec<u32>), Failure> {
+    Ok(try_attend(backend, store, layer, rows, q)??)
+}
+
+/// The same, with the store's refusal apart.
+pub(super) fn try_attend<B: Backend>(
+    backend: &B,
+    store: &mut impl Cache<B>,
+    layer: usize,
+    rows: &[Rows<'_>],
+    q: &Tensor,
+) -> Result<crate::Result<(Vec<u32>, Vec<u32>)>, Failure> {
     let (heads, dim) = (store.geometry().q_heads(), store.geometry().v_dim());
     let count = q.rows() * heads;
     let q = view(backend, store, q)?;
@@ -107,13 +131,15 @@ pub(super) fn attend_bits<B: Backend>(
     let (out, lse) = (poisoned(count * dim)?, poisoned(count)?);
     let lse_view = View::dense(lse.clone(), Dtype::F32, heads, 1);
     let query = Query::new(rows, q, View::dense(out.clone(), Dtype::F32, heads, dim)).lse(lse_view);
-    store.attend(layer, &query)?;
+    if let Err(error) = store.attend(layer, &query) {
+        return Ok(Err(error));
+    }
     let mut read = |buffer: &B::Buffer, words: u32| {
         let mut bits = vec![0u32; words as usize];
         store.download(buffer, 0, bytemuck::cast_slice_mut(&mut bits))?;
         Ok::<_, Failure>(bits)
     };
-    Ok((read(&out, count * dim)?, read(&lse, count)?))
+    Ok(Ok((read(&out, count * dim)?, read(&lse, count)?)))
 }
 
 /// A small store of one layer: 4 query heads over 2 KV heads of 16 elements, pages of 8.
