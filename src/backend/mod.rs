@@ -25,6 +25,8 @@ pub mod wgpu;
 pub use device::{Device, DeviceEvent, DeviceHost, DeviceMemory, DeviceStream};
 pub(crate) use host::host_range;
 pub use host::{HostMemory, HostUse, Swap};
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+pub(crate) use host::{by_host, sides};
 use ops::{Append, Attend, Fold, Merge, Transfer};
 
 use crate::{PageFormat, Result};
