@@ -6,11 +6,11 @@ use super::kernels::Kernels;
 use super::memory::{CudaMemory, Pinned};
 use super::stream::CudaStream;
 use super::transfer::{Side, run};
+use crate::Result;
 use crate::backend::ops::split_frame;
 use crate::backend::params::Move;
 use crate::backend::{DeviceId, HostMemory, Swap, by_host, sides};
 use crate::record::Record;
-use crate::{Error, Result};
 use cudarc::driver::{CudaContext, sys};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -61,12 +61,17 @@ impl CudaHost {
         self.memory.start().as_ptr() as sys::CUdeviceptr
     }
 
+    /// Where byte `offset` lies; the caller has checked it.
+    fn at(&self, offset: u64) -> *mut u8 {
+        self.memory.start().as_ptr().wrapping_add(offset as usize)
+    }
+
     /// Copies a checked range out.
     pub(super) fn read(&self, offset: u64, out: &mut [u8]) {
         let _reading = self.copying.read().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the range was checked; `out` is the caller's own; no thread writes while the lock is held, and the
         // device, by the contract of `read_host`, has finished writing.
-        unsafe { self.memory.start().add(offset as usize).copy_to_nonoverlapping((&mut out[..]).into(), out.len()) };
+        unsafe { self.at(offset).copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
     }
 
     /// Copies a checked range in.
@@ -74,7 +79,7 @@ impl CudaHost {
         let _writing = self.copying.write().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the range was checked; `data` is the caller's own; no other thread copies while the lock is held, and
         // the device, by the contract of `write_host`, has finished with the range.
-        unsafe { self.memory.start().add(offset as usize).copy_from_nonoverlapping(data.into(), data.len()) };
+        unsafe { self.at(offset).copy_from_nonoverlapping(data.as_ptr(), data.len()) };
     }
 }
 
