@@ -86,6 +86,7 @@ pub(crate) const fn sides(one: &Move, out: bool) -> (u32, u32) {
 }
 
 /// The moves in the order of their host records. They are independent, so any order is right.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
 pub(crate) fn by_host(moves: &[Move], out: bool) -> Vec<Move> {
     let mut moves = moves.to_vec();
     moves.sort_unstable_by_key(|one| sides(one, out).1);

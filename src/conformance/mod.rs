@@ -28,6 +28,7 @@ mod large;
 mod memory;
 mod merge;
 mod pages;
+mod prefixes;
 mod probes;
 mod queue;
 mod real;
@@ -38,6 +39,7 @@ mod saboteur;
 mod scene;
 mod store;
 mod streams;
+mod swap;
 #[doc(hidden)]
 pub mod testing;
 mod transfer;
@@ -56,7 +58,7 @@ use std::time::Instant;
 /// What a case is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Subject {
-    /// Allocation, copies, streams and events.
+    /// Allocation, copies, swaps to host memory, streams and events.
     Memory,
     /// One of the operations.
     Operation(Operation),
@@ -171,7 +173,8 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     let mut list = Cases(Vec::new());
     memory::cases(&mut list);
     streams::cases(&mut list);
-    let groups: [fn(&mut Cases<B>, PageFormat); 13] = [
+    swap::cases(&mut list);
+    let groups: [fn(&mut Cases<B>, PageFormat); 14] = [
         append::cases,
         append_edges::cases,
         transfer::cases,
@@ -181,6 +184,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         identity::cases,
         real::cases,
         merge::cases,
+        prefixes::cases,
         large::cases,
         views::cases,
         refusals::cases,
