@@ -107,6 +107,43 @@ fn a_caller_may_bring_device_and_buffers() {
     });
 }
 
+/// Without mappable buffers, and on a device that can have them: bytes that pages land in.
+#[test]
+#[cfg(feature = "conformance")]
+fn pages_swap_on_a_device_without_features() {
+    use kvtide::conformance::{Subject, run};
+    on_adapters(|adapter| {
+        let (device, queue) = default_device(adapter);
+        let backend = WgpuBackend::from_device(device, queue).unwrap();
+        let report = run(&backend, |case| case.subject == Subject::Memory && case.weight < 1_000_000, |_, _| ());
+        assert_eq!(report.failed, 0, "{:?}", report.failures);
+        assert!(report.passed > 20);
+    });
+}
+
+#[test]
+fn host_memory_past_the_largest_buffer_is_refused() {
+    use kvtide::backend::HostUse;
+    use wgpu::Features;
+    on_adapters(|adapter| {
+        if !adapter.features().contains(Features::MAPPABLE_PRIMARY_BUFFERS) {
+            eprintln!("not run: no mappable buffers");
+            return;
+        }
+        let backend = WgpuBackend::open_with_limits(adapter, Limits::default()).unwrap();
+        match backend.alloc_host("too large", (256 << 20) + 4, HostUse::Device) {
+            Err(Error::Limit { limit: "max_buffer_size", need, have, .. }) => {
+                assert_eq!((need, have), ((256 << 20) + 4, 256 << 20));
+            }
+            other => panic!("{other:?}"),
+        }
+        let host = backend.alloc_host("the device's own", 1024, HostUse::Device).unwrap();
+        assert!(matches!(backend.read_host(&host, 0, &mut [0; 4]), Err(Error::Unsupported { .. })));
+        assert!(matches!(backend.write_host(&host, 0, &[0; 4]), Err(Error::Unsupported { .. })));
+        backend.alloc_host("bytes", (256 << 20) + 4, HostUse::Shared).unwrap();
+    });
+}
+
 #[test]
 fn streams_and_events_of_another_device_are_refused() {
     on_adapters(|adapter| {

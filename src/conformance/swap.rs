@@ -36,6 +36,7 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>) {
     list.memory(100_000, "host memory that is read and written between swaps", host_side);
     list.memory(200_000, "swaps on two streams, ordered by events", two_streams);
     list.memory(200_000, "swaps in and out through the same host records", same_records);
+    list.memory(200_000, "dozens of swaps out before the host reads", far_ahead);
     list.memory(200_000, "host memory dropped while swaps are queued", dropped);
     list.memory(40_000, "an event finishes when its work has", finished);
     list.memory(4_000, "swaps out of range, misaligned or too close are refused", refusals);
@@ -269,6 +270,20 @@ fn same_records<B: Backend>(backend: &B) -> Verdict {
         pages.compare(&mut bench, &mut check, 0)?;
         records.compare(&mut bench, &mut check)?;
     }
+    check.done()
+}
+
+/// Nothing is read before all is queued; later swaps overwrite what earlier ones bring.
+fn far_ahead<B: Backend>(backend: &B) -> Verdict {
+    let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
+    let mut pages = random_arena(&mut bench, tiny(), 240, 3)?;
+    let frames = pages.take(240);
+    let mut records = Records::dense(&bench, HostUse::Shared, 32, &pages.record)?;
+    for (round, from) in (0..).zip(frames.chunks(6)) {
+        let to: Vec<u32> = (0..6).map(|i| (round * 5 + i * 7) % 32).collect();
+        records.out(backend, &mut bench.stream, &pages, &pairs(from, &to))?;
+    }
+    records.compare(&mut bench, &mut check)?;
     check.done()
 }
 
