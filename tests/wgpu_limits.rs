@@ -197,6 +197,33 @@ fn inputs_and_outputs_in_one_buffer_are_refused() {
     });
 }
 
+/// A page that was on its way to host memory when the device was lost.
+#[test]
+fn what_has_not_landed_when_the_device_is_lost_is_an_error() {
+    use kvtide::backend::ops::Arena;
+    use kvtide::backend::params::Move;
+    use kvtide::backend::{HostUse, Swap};
+    use kvtide::{Geometry, record::Record};
+    on_adapters(|adapter| {
+        let backend = WgpuBackend::open_adapter(adapter).unwrap();
+        let mut stream = Backend::stream(&backend).unwrap();
+        let record = Record::new(Geometry::new(1, 1, 1, 16).page_size(8).validate().unwrap());
+        let slab = backend.alloc("a slab", record.frame_stride()).unwrap();
+        let host = backend.alloc_host("pages", record.frame_stride(), HostUse::Shared).unwrap();
+        let arena = Arena { slabs: std::slice::from_ref(&slab), slab_shift: 0 };
+        let (moves, stride) = ([Move { from: 0, to: 0 }], record.frame_stride());
+        let swap = Swap { record, arena, host: &host, offset: 0, stride, moves: &moves };
+        backend.fill(&mut stream, &slab, 0, stride, 7).unwrap();
+        backend.swap_out(&mut stream, &swap).unwrap();
+        backend.device().destroy();
+        let lost = |result: kvtide::Result<()>| assert!(matches!(result, Err(Error::Device { .. })), "{result:?}");
+        lost(backend.read_host(&host, 0, &mut [0; 64]));
+        lost(backend.write_host(&host, 0, &[0; 64]));
+        lost(backend.swap_in(&mut stream, &swap));
+        lost(backend.alloc_host("more", 64, HostUse::Shared).map(|_| ()));
+    });
+}
+
 /// After the device is lost, calls return errors; none panics, hangs or passes off zeros as data.
 #[test]
 fn a_lost_device_is_an_error() {

@@ -31,6 +31,7 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>) {
         list.memory(weight, &name, move |b| there_and_back(b, geometry));
     }
     list.memory(600_000, "1,100 scattered pages in one swap", |b| many(b, tiny(), 1_100));
+    list.memory(50_000, "host records of two kinds in turn", interleaved);
     list.memory(5_000_000, "300 pages of 64 KiB in one swap", |b| many(b, Geometry::new(1, 8, 8, 128), 300));
     list.memory(600_000, "a swap right behind an append", behind_append);
     list.memory(100_000, "host memory that is read and written between swaps", host_side);
@@ -142,6 +143,29 @@ fn there_and_back<B: Backend>(backend: &B, geometry: Geometry) -> Verdict {
             b.compare(&mut bench, &mut check, 0)?;
             records.compare(&mut bench, &mut check)?;
         }
+    }
+    check.done()
+}
+
+/// The records of one swap lie between those of another: a page's layers side by side.
+fn interleaved<B: Backend>(backend: &B) -> Verdict {
+    let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
+    for (heads, usage) in [1, 3].into_iter().flat_map(|heads| KINDS.map(|usage| (heads, usage))) {
+        let geometry = Geometry::new(1, heads, heads, 40).page_size(8);
+        let mut pages = random_arena(&mut bench, geometry, 48, 2)?;
+        let frame = pages.record.frame_stride();
+        let mut records = Records::new(&bench, usage, 12, 0, 2 * frame)?;
+        let (frames, order) = (pages.take(48), (0..12).collect::<Vec<_>>());
+        for (kind, from) in frames[..24].chunks(12).enumerate() {
+            records.offset = kind as u64 * frame;
+            records.out(backend, &mut bench.stream, &pages, &pairs(from, &order))?;
+        }
+        for (kind, to) in frames[24..].chunks(12).enumerate() {
+            records.offset = kind as u64 * frame;
+            records.back(backend, &mut bench.stream, &mut pages, &pairs(&order, to))?;
+        }
+        pages.compare(&mut bench, &mut check, 0)?;
+        records.compare(&mut bench, &mut check)?;
     }
     check.done()
 }

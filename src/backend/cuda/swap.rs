@@ -90,7 +90,7 @@ pub(super) fn swap(
     args: &Swap<'_, CudaMemory, CudaHost>,
     out: bool,
 ) -> Result<()> {
-    if args.moves.is_empty() {
+    if super::count(args.moves.len(), "the number of moves")? == 0 {
         return Ok(());
     }
     let frames = Side::frames(&args.arena)?;

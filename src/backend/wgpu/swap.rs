@@ -114,7 +114,8 @@ impl Staging {
     /// Copies the records of moves, which are in host order, to a host buffer (`out`) or from it.
     fn copies(&self, stream: &mut WgpuStream, host: &Buffer, moves: &[Move], args: &Args<'_>, out: bool) {
         let index = |one: &Move| sides(one, out).1;
-        // Where host records lie further apart than frames, something else may lie between them.
+        // A run takes the padding behind each record along. Where host records lie further apart than frames, other records
+        // may lie between them.
         let run = |a: &Move, b: &Move| args.stride == self.stride && index(a).checked_add(1) == Some(index(b));
         let mut at = 0;
         for run in moves.chunk_by(run) {

@@ -97,10 +97,15 @@ impl WgpuHost {
         Ok(WgpuHost { memory, bytes: bytes.next_multiple_of(4), device: shared.caps.device })
     }
 
-    /// Its bytes, where it has any.
-    fn shared_bytes(&self, operation: &'static str) -> Result<MutexGuard<'_, Bytes>> {
+    /// Its bytes, where it has any, with everything that was under way.
+    fn landed(&self, shared: &Shared, operation: &'static str) -> Result<MutexGuard<'_, Bytes>> {
+        shared.health.check()?;
         match &self.memory {
-            Memory::Bytes(bytes) => Ok(lock(bytes)),
+            Memory::Bytes(bytes) => {
+                let mut bytes = lock(bytes);
+                bytes.land(shared, 0)?;
+                Ok(bytes)
+            }
             Memory::Buffer(_) => {
                 let format = "host memory that the device alone reaches".to_owned();
                 Err(Error::Unsupported { backend: NAME, operation, format })
@@ -110,17 +115,14 @@ impl WgpuHost {
 
     pub(super) fn read(&self, shared: &Shared, offset: u64, out: &mut [u8]) -> Result<()> {
         host_range(self, offset, out.len(), &shared.caps)?;
-        let mut bytes = self.shared_bytes("read_host")?;
-        bytes.land(shared, 0)?;
-        out.copy_from_slice(bytes.at(offset, out.len()));
+        out.copy_from_slice(self.landed(shared, "read_host")?.at(offset, out.len()));
         Ok(())
     }
 
     pub(super) fn write(&self, shared: &Shared, offset: u64, data: &[u8]) -> Result<()> {
         host_range(self, offset, data.len(), &shared.caps)?;
-        let mut bytes = self.shared_bytes("write_host")?;
-        // What lands later would overwrite it.
-        bytes.land(shared, 0)?;
+        // What landed later would overwrite it.
+        let mut bytes = self.landed(shared, "write_host")?;
         bytes.data[offset as usize..][..data.len()].copy_from_slice(data);
         Ok(())
     }
