@@ -7,6 +7,7 @@ use super::memory::random;
 use super::pages::{Pages, Piece, Placement, Tokens};
 use super::scene::random_kv;
 use super::transfer::{pairs, put, random_arena, record_at, words};
+use super::values::Rng;
 use crate::backend::params::Move;
 use crate::backend::{Backend, HostMemory, HostUse, Swap};
 use crate::record::Record;
@@ -19,7 +20,7 @@ const SHAPES: [(u32, u32, u32, u32, PageFormat); 5] = [
     (3, 80, 96, 16, PageFormat::F32),
     (8, 128, 128, 16, PageFormat::F16),
     (5, 40, 72, 32, PageFormat::Bf16),
-    (3, 40, 40, 8, PageFormat::F16),
+    (3, 24, 16, 8, PageFormat::F16),
 ];
 const KINDS: [HostUse; 2] = [HostUse::Device, HostUse::Shared];
 
@@ -151,7 +152,7 @@ fn there_and_back<B: Backend>(backend: &B, geometry: Geometry) -> Verdict {
 fn interleaved<B: Backend>(backend: &B) -> Verdict {
     let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
     for (heads, usage) in [1, 3].into_iter().flat_map(|heads| KINDS.map(|usage| (heads, usage))) {
-        let geometry = Geometry::new(1, heads, heads, 40).page_size(8);
+        let geometry = Geometry::new(1, heads, heads, 40).value_dim(48).page_size(8);
         let mut pages = random_arena(&mut bench, geometry, 48, 2)?;
         let frame = pages.record.frame_stride();
         let mut records = Records::new(&bench, usage, 12, 0, 2 * frame)?;
@@ -170,14 +171,17 @@ fn interleaved<B: Backend>(backend: &B) -> Verdict {
     check.done()
 }
 
-/// Half of them in ascending frames and records, which backends may move in long runs, and half scattered.
+/// Half of them side by side in frames and records, which backends may move in long runs, and half scattered.
 fn many<B: Backend>(backend: &B, geometry: Geometry, count: usize) -> Verdict {
     let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
     for usage in KINDS {
         let mut a = random_arena(&mut bench, geometry, count as u32, 4)?;
         let mut b = random_arena(&mut bench, geometry, count as u32, 3)?;
         let [mut from, mut to] = [a.take(count), b.take(count)];
-        [&mut from, &mut to].into_iter().for_each(|frames| frames[..count / 2].sort_unstable());
+        for frames in [&mut from, &mut to] {
+            frames.sort_unstable();
+            Rng::new(1).shuffle(&mut frames[count / 2..]);
+        }
         let records: Vec<u32> = (0..count as u32 / 2).chain((count as u32 / 2..count as u32).rev()).collect();
         let mut host = Records::dense(&bench, usage, count, &a.record)?;
         host.out(backend, &mut bench.stream, &a, &pairs(&from, &records))?;

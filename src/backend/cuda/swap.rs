@@ -198,7 +198,7 @@ mod tests {
         let pairs: Vec<_> = (0..64).map(|i| (i, i)).collect();
         let all = moves(pairs, true);
         assert_eq!(plan(&all, &record(), 65_536 + 256, 8, true), (vec![], all.clone()));
-        let odd = Record::new(Geometry::new(1, 3, 3, 40).page_size(8).validate().unwrap());
+        let odd = Record::new(Geometry::new(1, 3, 3, 24).value_dim(16).page_size(8).validate().unwrap());
         assert_ne!(odd.bytes(), odd.frame_stride());
         assert_eq!(plan(&all, &odd, odd.frame_stride(), 8, true), (vec![], all));
     }

@@ -3,7 +3,9 @@
 //! One queue a device, so streams are batches of commands (see [`WgpuStream`]) and events are submissions; a copy and a
 //! kernel do not overlap. Kernels need WebGPU's default limits and no optional feature; what a device has more of buys
 //! larger and more slabs. One operation may not read a buffer and write it too, except that `transfer` copies within an
-//! arena. Errors of the device come back from the call that meets them, and from every call after it.
+//! arena. Host memory is a mappable buffer where the device may have such, else bytes that pages land in: then a swap in
+//! waits for earlier swaps out through the same memory. Errors of the device come back from the call that meets them, and
+//! from every call after it.
 
 mod adapter;
 mod append;
