@@ -1,4 +1,5 @@
 // merge: what is a row's output? Folds its states left to right and divides; zeros where nothing was visible.
+// fold: what is the state of several? The same fold, written as a state.
 #include <cfloat>
 #include "numeric.cuh"
 
@@ -18,9 +19,16 @@ struct Total {
     float2 o = {0, 0};
     float m = -FLT_MAX, l = 0;
 
-    // A state that saw nothing is passed over, whatever its other words hold.
+    // A state that saw nothing is passed over, whatever its other words hold; the first that saw something is taken as
+    // it is, so that a fold of folds has the bits of one fold.
     __device__ __forceinline__ void take(const Part& part) {
         if (part.l == 0) return;
+        if (l == 0) {
+            o = part.o;
+            m = part.m;
+            l = part.l;
+            return;
+        }
         const float top = fmaxf(m, part.m);
         const float mine = exp2f(__fsub_rn(m, top)), theirs = exp2f(__fsub_rn(part.m, top));
         l = __fmaf_rn(l, mine, __fmul_rn(part.l, theirs));
@@ -30,9 +38,33 @@ struct Total {
     }
 };
 
-__device__ __forceinline__ Part load(const float* state, u32 pair, u32 v_dim) {
-    const float2 tail = __ldg(reinterpret_cast<const float2*>(state + v_dim));
-    return {__ldg(reinterpret_cast<const float2*>(state) + pair), tail.x, tail.y};
+// Two floats of states that this kernel only reads, or that it also writes.
+template <bool WRITTEN>
+__device__ __forceinline__ float2 load_two(const float* from) {
+    const float2* two = reinterpret_cast<const float2*>(from);
+    if constexpr (WRITTEN) return *two;
+    return __ldg(two);
+}
+
+// Elements `2 * pair` and the next of `count` states from `first` on, folded left to right.
+template <bool WRITTEN, class Params>
+__device__ __forceinline__ Total fold_states(const Params& p, const float* states, u32 first, u32 count, u32 head,
+                                             u32 pair) {
+    Total sum;
+    for (u32 done = 0; done < count; done += BATCH) {
+        Part parts[BATCH];
+#pragma unroll
+        for (u32 i = 0; i < BATCH; ++i) {
+            if (done + i >= count) continue;
+            const float* state = states + ((u64(first) + done + i) * p.q_heads + head) * p.state_words;
+            const float2 tail = load_two<WRITTEN>(state + p.v_dim);
+            parts[i] = {load_two<WRITTEN>(state + 2 * pair), tail.x, tail.y};
+        }
+#pragma unroll
+        for (u32 i = 0; i < BATCH; ++i)
+            if (done + i < count) sum.take(parts[i]);
+    }
+    return sum;
 }
 
 }  // namespace
@@ -48,19 +80,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
         const u32 row = u32(work / p.q_heads), head = u32(work % p.q_heads);
         const MergeRow sources = rows[row];
-        Total sum;
-        for (u32 first = 0; first < sources.states; first += BATCH) {
-            Part parts[BATCH];
-#pragma unroll
-            for (u32 i = 0; i < BATCH; ++i) {
-                const u64 state = u64(sources.state) + first + i;
-                if (first + i < sources.states)
-                    parts[i] = load(states + (state * p.q_heads + head) * p.state_words, pair, p.v_dim);
-            }
-#pragma unroll
-            for (u32 i = 0; i < BATCH; ++i)
-                if (first + i < sources.states) sum.take(parts[i]);
-        }
+        Total sum = fold_states<false>(p, states, sources.state, sources.states, head, pair);
         const bool seen = sum.l != 0;  // NaN too: it is not "nothing was visible"
         if (seen) sum.o = make_float2(__fdiv_rn(sum.o.x, sum.l), __fdiv_rn(sum.o.y, sum.l));
         const u32 x = __float_as_uint(sum.o.x), y = __float_as_uint(sum.o.y);
@@ -78,5 +98,25 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             const float value = seen ? __fmul_rn(__fadd_rn(sum.m, log2f(sum.l)), LN_2) : __uint_as_float(0xff800000);
             lse[u64(p.lse.base) + u64(row) * p.lse.row + u64(head) * p.lse.head] = value;
         }
+    }
+}
+
+// A block folds one row and head; a thread holds two elements. The target may be the row's first source, whose maximum
+// and sum every thread reads: nobody writes before all have read.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+    fold(const __grid_constant__ FoldParams p, const u32* descriptors, float* states) {
+    const FoldRow* rows = reinterpret_cast<const FoldRow*>(descriptors + p.rows_at);
+    const u32 pair = threadIdx.x;
+    const bool holds = 2 * pair < p.v_dim;
+    const u64 total = u64(p.rows) * p.q_heads;
+    for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
+        const u32 head = u32(work % p.q_heads);
+        const FoldRow row = rows[work / p.q_heads];
+        Total sum;
+        if (holds) sum = fold_states<true>(p, states, row.state, row.states, head, pair);
+        __syncthreads();
+        float* to = states + (u64(row.to) * p.q_heads + head) * p.state_words;
+        if (holds) reinterpret_cast<float2*>(to)[pair] = sum.o;
+        if (pair == 0) *reinterpret_cast<float2*>(to + p.v_dim) = make_float2(sum.m, sum.l);
     }
 }

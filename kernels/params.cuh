@@ -151,3 +151,23 @@ struct MergeRow {
 KV_SIZE(MergeRow, 8);
 KV_FIELD(MergeRow, state, 0);
 KV_FIELD(MergeRow, states, 4);
+
+struct FoldParams {
+    u32 q_heads, v_dim, state_words, rows_at, rows, reserved[3];
+};
+KV_SIZE(FoldParams, 32);
+KV_FIELD(FoldParams, q_heads, 0);
+KV_FIELD(FoldParams, v_dim, 4);
+KV_FIELD(FoldParams, state_words, 8);
+KV_FIELD(FoldParams, rows_at, 12);
+KV_FIELD(FoldParams, rows, 16);
+KV_FIELD(FoldParams, reserved, 20);
+
+struct FoldRow {
+    u32 state, states, to, reserved;
+};
+KV_SIZE(FoldRow, 16);
+KV_FIELD(FoldRow, state, 0);
+KV_FIELD(FoldRow, states, 4);
+KV_FIELD(FoldRow, to, 8);
+KV_FIELD(FoldRow, reserved, 12);

@@ -55,40 +55,12 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
         return;
     }
     let sources = load_merge_row(params.rows_at + 2u * row);
-    var m = 0.0;
-    var l = 0.0;
-    var o = vec4(0.0);
-    for (var i = 0u; i < sources.states; i++) {
-        let at = ((sources.state + i) * params.q_heads + head) * params.state_words;
-        let state_m = states[at + params.v_dim];
-        let state_l = states[at + params.v_dim + 1u];
-        if (state_l == 0.0) {
-            continue;
-        }
-        let state_o = vec4(
-            states[at + element],
-            states[at + element + 1u],
-            states[at + element + 2u],
-            states[at + element + 3u],
-        );
-        if (l == 0.0) {
-            m = state_m;
-            l = state_l;
-            o = state_o;
-        } else {
-            let top = max(m, state_m);
-            let keep = weight(m - top);
-            let take = weight(state_m - top);
-            l = fma(l, keep, state_l * take);
-            o = fma(o, vec4(keep), state_o * take);
-            m = top;
-        }
-    }
-    let empty = l == 0.0;
-    let divisor = select(l, 1.0, empty);
-    store_four(element_at(params.out, row, head, element), select(o / divisor, vec4(0.0), empty));
+    let total = fold_states(sources.state, sources.states, head, element);
+    let empty = total.l == 0.0;
+    let divisor = select(total.l, 1.0, empty);
+    store_four(element_at(params.out, row, head, element), select(total.o / divisor, vec4(0.0), empty));
     if (params.with_lse == 1u && element == 0u) {
-        let bits = bitcast<u32>((m + log2(divisor)) * LN_2);
+        let bits = bitcast<u32>((total.m + log2(divisor)) * LN_2);
         lse[element_at(params.lse, row, head, 0u)] = select(bits, MINUS_INFINITY, empty);
     }
 }

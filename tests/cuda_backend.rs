@@ -6,12 +6,14 @@
 
 use half::{bf16, f16};
 use kvtide::attention::{Visible, plan, state_words};
+use kvtide::backend::HostUse;
 use kvtide::backend::cpu::CpuBackend;
 use kvtide::backend::cuda::{CudaBackend, cudarc};
 use kvtide::backend::ops::{Append, Arena, Attend, Merge, Place, Transfer};
 use kvtide::backend::params::{AppendRun, Move};
 use kvtide::record::Record;
 use kvtide::{Backend, DeviceBuffer, Dtype, Error, Geometry, PageFormat, Result, View};
+use std::time::Duration;
 
 /// Words that no test writes: a NaN of every type.
 const POISON: u32 = 0x7fc1_7fc1;
@@ -491,5 +493,31 @@ fn memory_that_no_device_has_is_refused() -> Result<()> {
     assert!(matches!(cuda.alloc("too much", total + 4), Err(Error::Limit { .. })));
     assert!(matches!(cuda.alloc("all of it", total), Err(Error::OutOfMemory { .. })));
     assert_eq!(cuda.alloc("nothing", 0)?.bytes(), 0);
+    match cuda.alloc_host("pages", 1 << 60, HostUse::Shared) {
+        Err(Error::OutOfMemory { bytes, purpose, .. }) => {
+            assert_eq!((bytes, purpose.as_str()), (1 << 60, "pinned host memory: pages"));
+        }
+        other => panic!("{other:?}"),
+    }
+    Ok(())
+}
+
+#[test]
+fn events_tell_how_long_work_took() -> Result<()> {
+    let Some(cuda) = device() else { return Ok(()) };
+    let mut stream = cuda.stream()?;
+    let bytes = 256 << 20;
+    let buffer = cuda.alloc("filled", bytes)?;
+    let before = cuda.record(&mut stream)?;
+    for word in 0..16 {
+        cuda.fill(&mut stream, &buffer, 0, bytes, word)?;
+    }
+    let after = cuda.record(&mut stream)?;
+    cuda.finish(&after)?;
+    assert!(cuda.is_done(&before)? && cuda.is_done(&after)?);
+    let took = cuda.elapsed(&before, &after)?.expect("CUDA tells the time");
+    // 4 GiB: faster than any card's memory would be wrong, and slower than its link too.
+    assert!(took > Duration::from_micros(100) && took < Duration::from_secs(2), "{took:?}");
+    assert_eq!(cuda.elapsed(&after, &before)?, Some(Duration::ZERO));
     Ok(())
 }

@@ -107,6 +107,43 @@ fn a_caller_may_bring_device_and_buffers() {
     });
 }
 
+/// Without mappable buffers, and on a device that can have them: bytes that pages land in.
+#[test]
+#[cfg(feature = "conformance")]
+fn pages_swap_on_a_device_without_features() {
+    use kvtide::conformance::{Subject, run};
+    on_adapters(|adapter| {
+        let (device, queue) = default_device(adapter);
+        let backend = WgpuBackend::from_device(device, queue).unwrap();
+        let report = run(&backend, |case| case.subject == Subject::Memory && case.weight < 1_000_000, |_, _| ());
+        assert_eq!(report.failed, 0, "{:?}", report.failures);
+        assert!(report.passed > 20);
+    });
+}
+
+#[test]
+fn host_memory_past_the_largest_buffer_is_refused() {
+    use kvtide::backend::HostUse;
+    use wgpu::Features;
+    on_adapters(|adapter| {
+        if !adapter.features().contains(Features::MAPPABLE_PRIMARY_BUFFERS) {
+            eprintln!("not run: no mappable buffers");
+            return;
+        }
+        let backend = WgpuBackend::open_with_limits(adapter, Limits::default()).unwrap();
+        match backend.alloc_host("too large", (256 << 20) + 4, HostUse::Device) {
+            Err(Error::Limit { limit: "max_buffer_size", need, have, .. }) => {
+                assert_eq!((need, have), ((256 << 20) + 4, 256 << 20));
+            }
+            other => panic!("{other:?}"),
+        }
+        let host = backend.alloc_host("the device's own", 1024, HostUse::Device).unwrap();
+        assert!(matches!(backend.read_host(&host, 0, &mut [0; 4]), Err(Error::Unsupported { .. })));
+        assert!(matches!(backend.write_host(&host, 0, &[0; 4]), Err(Error::Unsupported { .. })));
+        backend.alloc_host("bytes", (256 << 20) + 4, HostUse::Shared).unwrap();
+    });
+}
+
 #[test]
 fn streams_and_events_of_another_device_are_refused() {
     on_adapters(|adapter| {
@@ -157,6 +194,33 @@ fn inputs_and_outputs_in_one_buffer_are_refused() {
         let error = backend.merge(&mut stream, &merge).unwrap_err();
         assert!(matches!(error, Error::Unsupported { operation: "merge", .. }), "{error}");
         backend.synchronize(&mut stream).unwrap();
+    });
+}
+
+/// A page that was on its way to host memory when the device was lost.
+#[test]
+fn what_has_not_landed_when_the_device_is_lost_is_an_error() {
+    use kvtide::backend::ops::Arena;
+    use kvtide::backend::params::Move;
+    use kvtide::backend::{HostUse, Swap};
+    use kvtide::{Geometry, record::Record};
+    on_adapters(|adapter| {
+        let backend = WgpuBackend::open_adapter(adapter).unwrap();
+        let mut stream = Backend::stream(&backend).unwrap();
+        let record = Record::new(Geometry::new(1, 1, 1, 16).page_size(8).validate().unwrap());
+        let slab = backend.alloc("a slab", record.frame_stride()).unwrap();
+        let host = backend.alloc_host("pages", record.frame_stride(), HostUse::Shared).unwrap();
+        let arena = Arena { slabs: std::slice::from_ref(&slab), slab_shift: 0 };
+        let (moves, stride) = ([Move { from: 0, to: 0 }], record.frame_stride());
+        let swap = Swap { record, arena, host: &host, offset: 0, stride, moves: &moves };
+        backend.fill(&mut stream, &slab, 0, stride, 7).unwrap();
+        backend.swap_out(&mut stream, &swap).unwrap();
+        backend.device().destroy();
+        let lost = |result: kvtide::Result<()>| assert!(matches!(result, Err(Error::Device { .. })), "{result:?}");
+        lost(backend.read_host(&host, 0, &mut [0; 64]));
+        lost(backend.write_host(&host, 0, &[0; 64]));
+        lost(backend.swap_in(&mut stream, &swap));
+        lost(backend.alloc_host("more", 64, HostUse::Shared).map(|_| ()));
     });
 }
 

@@ -45,6 +45,11 @@ pub struct Swap<'a, Buf, Host> {
 }
 
 impl<Buf: super::DeviceBuffer, Host: HostMemory> Swap<'_, Buf, Host> {
+    /// Bytes from the start of the host memory to host record `index`.
+    pub(crate) fn host_offset(&self, index: u32) -> u64 {
+        self.offset + u64::from(index) * self.stride
+    }
+
     /// Checks ranges and devices of a `swap_out` (`out`) or a `swap_in`.
     pub fn validate(&self, out: bool, caps: &Caps) -> Result<()> {
         self.record.geometry().validate()?;
@@ -59,8 +64,7 @@ impl<Buf: super::DeviceBuffer, Host: HostMemory> Swap<'_, Buf, Host> {
         if let Some(value) = [self.offset, self.stride].into_iter().find(|n| !n.is_multiple_of(256)) {
             return Err(Error::Misaligned { what: "host records", value, multiple: 256 });
         }
-        let sides = |one: &Move| if out { (one.from, one.to) } else { (one.to, one.from) };
-        for (frame, index) in self.moves.iter().map(sides) {
+        for (frame, index) in self.moves.iter().map(|one| sides(one, out)) {
             self.arena.validate_frame(frame, &self.record)?;
             let end = u64::from(index).checked_mul(self.stride);
             let end = end.and_then(|n| n.checked_add(self.offset)?.checked_add(self.record.bytes()));
@@ -74,6 +78,19 @@ impl<Buf: super::DeviceBuffer, Host: HostMemory> Swap<'_, Buf, Host> {
         }
         Ok(())
     }
+}
+
+/// Frame and host record of a move of a `swap_out` (`out`) or a `swap_in`.
+pub(crate) const fn sides(one: &Move, out: bool) -> (u32, u32) {
+    if out { (one.from, one.to) } else { (one.to, one.from) }
+}
+
+/// The moves in the order of their host records. They are independent, so any order is right.
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+pub(crate) fn by_host(moves: &[Move], out: bool) -> Vec<Move> {
+    let mut moves = moves.to_vec();
+    moves.sort_unstable_by_key(|one| sides(one, out).1);
+    moves
 }
 
 /// Checks that a byte range lies in host memory of this device.

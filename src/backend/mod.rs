@@ -4,8 +4,9 @@
 //!
 //! - **Order.** Work on one stream happens in the order of the calls. [`record`](Backend::record) marks a point,
 //!   [`wait`](Backend::wait) makes another stream wait for it. Nothing else orders two streams.
-//! - **Return at once.** Every call but [`download`](Backend::download) and [`synchronize`](Backend::synchronize)
-//!   enqueues. Host memory passed in may be changed as soon as the call returns.
+//! - **Return at once.** Every call enqueues, but for [`download`](Backend::download),
+//!   [`synchronize`](Backend::synchronize), [`finish`](Backend::finish) and those that reach host memory without a stream.
+//!   Slices passed in may be changed as soon as the call returns.
 //! - **Lifetime.** A buffer handle dropped while queued work uses it stays alive until that work is done.
 //! - **Alignment.** Byte offsets and sizes of memory operations are multiples of 4.
 //! - **Numbers.** Page writes and moves are exact to the bit; `attend` and `merge` keep contracts C1 and C2 of
@@ -25,6 +26,8 @@ pub mod wgpu;
 pub use device::{Device, DeviceEvent, DeviceHost, DeviceMemory, DeviceStream};
 pub(crate) use host::host_range;
 pub use host::{HostMemory, HostUse, Swap};
+#[cfg(any(feature = "wgpu", feature = "cuda"))]
+pub(crate) use host::{by_host, sides};
 use ops::{Append, Attend, Fold, Merge, Transfer};
 
 use crate::{PageFormat, Result};

@@ -1,6 +1,6 @@
 //! The structs that host and kernels share, word for word.
 //!
-//! Uniform blocks (`…Params`) and descriptor rows (`AppendRun`, `Move`, `Tile`, `Row`, `MergeRow`). Every field is one
+//! Uniform blocks (`…Params`) and descriptor rows (`AppendRun`, `Move`, `Tile`, `Row`, `MergeRow`, `FoldRow`). Every field is one
 //! 32-bit word. `tests/shaders.rs` compares the WGSL offsets, as naga reads them, with [`layouts`];
 //! `kernels/params.cuh` asserts the same sizes and offsets when nvcc compiles it.
 
@@ -212,6 +212,21 @@ shared! {
         state: u32 = 1,
         /// Number of states.
         states: u32 = 1,
+    }
+    /// Arguments of `fold`.
+    FoldParams {
+        /// Query heads.
+        q_heads: u32 = 1,
+        /// Elements of an output head.
+        v_dim: u32 = 1,
+        /// Words of a state: v_dim + 4.
+        state_words: u32 = 1,
+        /// Index of the first [`FoldRow`], in words of the descriptor buffer.
+        rows_at: u32 = 1,
+        /// Number of rows.
+        rows: u32 = 1,
+        /// Zero.
+        reserved: [u32; 3] = 3,
     }
     /// The states that fold, in order, into one state.
     FoldRow {

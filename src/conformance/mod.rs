@@ -24,11 +24,13 @@ mod bench;
 mod cache;
 mod check;
 mod fold;
+mod host;
 mod identity;
 mod large;
 mod memory;
 mod merge;
 mod pages;
+mod prefixes;
 mod probes;
 mod queue;
 mod real;
@@ -58,7 +60,7 @@ use std::time::Instant;
 /// What a case is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Subject {
-    /// Allocation, copies, streams and events.
+    /// Allocation, copies, swaps to host memory, streams and events.
     Memory,
     /// One of the operations.
     Operation(Operation),
@@ -189,6 +191,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     let mut list = Cases(Vec::new());
     memory::cases(&mut list);
     streams::cases(&mut list);
+    host::cases(&mut list);
     let groups: [fn(&mut Cases<B>, PageFormat); 14] = [
         append::cases,
         append_edges::cases,
@@ -199,6 +202,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         identity::cases,
         real::cases,
         merge::cases,
+        prefixes::cases,
         large::cases,
         views::cases,
         refusals::cases,

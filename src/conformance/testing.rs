@@ -1,6 +1,6 @@
 //! How do tests run the suite? What `conformance_tests!` expands to calls in here.
 
-use super::{Subject, cases, memory, run, store};
+use super::{Subject, cases, memory, run, store, swap};
 use crate::backend::Backend;
 use crate::{PageFormat, Result};
 
@@ -45,7 +45,12 @@ pub fn check<B: Backend>(name: &str, devices: &[Result<B>], subject: Subject, fo
 /// When one is accepted.
 pub fn check_foreign<B: Backend>(name: &str, devices: &[Result<B>], others: &[Result<B>]) {
     for (here, there) in present(name, devices).into_iter().zip(present(name, others)) {
-        for verdict in [memory::foreign_buffers(here, there), store::foreign_memory(here, there)] {
+        let verdicts = [
+            memory::foreign_buffers(here, there),
+            host::foreign_host_memory(here, there),
+            store::foreign_memory(here, there),
+        ];
+        for verdict in verdicts {
             match verdict {
                 Ok(measure) => assert!(measure.passes(), "{}: {}", here.caps().adapter, measure.what),
                 Err(failure) => panic!("{}: {}", here.caps().adapter, failure.0),

@@ -38,7 +38,12 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
 }
 
 /// An arena of random words, gaps between records included.
-fn random_arena<B: Backend>(bench: &mut Bench<'_, B>, geometry: Geometry, frames: u32, slabs: u32) -> Result<Pages<B>> {
+pub(super) fn random_arena<B: Backend>(
+    bench: &mut Bench<'_, B>,
+    geometry: Geometry,
+    frames: u32,
+    slabs: u32,
+) -> Result<Pages<B>> {
     let placement = Placement { slabs, ..Placement::SHUFFLED };
     let mut pages = Pages::new(bench, geometry, frames, placement)?;
     let mut rng = Rng::new(u64::from(frames * slabs));
@@ -49,12 +54,12 @@ fn random_arena<B: Backend>(bench: &mut Bench<'_, B>, geometry: Geometry, frames
     Ok(pages)
 }
 
-fn pairs(from: &[u32], to: &[u32]) -> Vec<Move> {
+pub(super) fn pairs(from: &[u32], to: &[u32]) -> Vec<Move> {
     from.iter().zip(to).map(|(&from, &to)| Move { from, to }).collect()
 }
 
 /// Words of a record.
-fn words<B: Backend>(pages: &Pages<B>) -> usize {
+pub(super) fn words<B: Backend>(pages: &Pages<B>) -> usize {
     pages.record.bytes() as usize / 4
 }
 
@@ -81,12 +86,12 @@ fn copy<B: Backend>(backend: &B, geometry: Geometry) -> Verdict {
     check.done()
 }
 
-fn record_at<B: Backend>(pages: &Pages<B>, frame: u32) -> &[u32] {
+pub(super) fn record_at<B: Backend>(pages: &Pages<B>, frame: u32) -> &[u32] {
     let (slab, at) = pages.place(frame);
     &pages.host[slab][at..at + words(pages)]
 }
 
-fn put<B: Backend>(pages: &mut Pages<B>, frame: u32, record: &[u32]) {
+pub(super) fn put<B: Backend>(pages: &mut Pages<B>, frame: u32, record: &[u32]) {
     let (slab, at) = pages.place(frame);
     pages.host[slab][at..at + record.len()].copy_from_slice(record);
 }

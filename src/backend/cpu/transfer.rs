@@ -24,18 +24,13 @@ fn at<'a>(place: &Place<'a, CpuBuffer>, index: u32, record: &Record) -> (&'a Cpu
 pub(super) fn swap_out(args: &Swap<'_, CpuBuffer, CpuBuffer>) {
     for one in args.moves {
         let (slab, from) = frame(&args.arena, one.from, &args.record);
-        copy_words((slab, from / 4), (args.host, host_word(args, one.to)), args.record.bytes() / 4);
+        copy_words((slab, from / 4), (args.host, args.host_offset(one.to) / 4), args.record.bytes() / 4);
     }
 }
 
 pub(super) fn swap_in(args: &Swap<'_, CpuBuffer, CpuBuffer>) {
     for one in args.moves {
         let (slab, to) = frame(&args.arena, one.to, &args.record);
-        copy_words((args.host, host_word(args, one.from)), (slab, to / 4), args.record.bytes() / 4);
+        copy_words((args.host, args.host_offset(one.from) / 4), (slab, to / 4), args.record.bytes() / 4);
     }
-}
-
-/// The first word of a host record.
-fn host_word(args: &Swap<'_, CpuBuffer, CpuBuffer>, index: u32) -> u64 {
-    (args.offset + u64::from(index) * args.stride) / 4
 }

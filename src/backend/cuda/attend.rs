@@ -1,12 +1,11 @@
-//! How are `attend` and `merge` launched? A block for each work item, KV head and group of query vectors; then a block
-//! for each output row and head.
+//! How is `attend` launched? A block for each work item, KV head and group of query vectors.
 
 use super::kernels::{ArenaArg, Kernels, arg, launch};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
 use crate::attention::{SPLIT, state_words};
-use crate::backend::ops::{Attend, Merge};
-use crate::backend::params::{AttendParams, MergeParams, ViewParams};
+use crate::backend::ops::Attend;
+use crate::backend::params::AttendParams;
 use crate::{Error, Result};
 use std::f32::consts::LOG2_E;
 
@@ -54,33 +53,4 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
     // SAFETY: the parameters of `attend_…` in kernels/attend.cu; tiles, rows, queries and states were validated, and table
     // entries are the store's to keep valid.
     unsafe { launch(function, stream, blocks, THREADS, list) }
-}
-
-/// Launches a validated merge.
-pub(super) fn merge(kernels: &Kernels, stream: &mut CudaStream, args: &Merge<'_, CudaMemory>) -> Result<()> {
-    let rows = super::count(args.rows.len(), "the number of output rows")?;
-    if rows == 0 || args.q_heads == 0 {
-        return Ok(());
-    }
-    let params = MergeParams {
-        out: args.out.params(0),
-        lse: args.lse.map_or(ViewParams { base: 0, row: 0, head: 0, element: 0 }, |lse| lse.params(0)),
-        out_dtype: args.out.dtype.code(),
-        q_heads: args.q_heads,
-        v_dim: args.v_dim,
-        state_words: state_words(args.v_dim),
-        rows_at: 0,
-        rows,
-        with_lse: args.lse.is_some().into(),
-        reserved: 0,
-    };
-    // A thread takes two elements.
-    let threads = (args.v_dim / 2).next_multiple_of(32);
-    let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.rows)])?;
-    let states = args.states.aligned("the address of the states")?;
-    let out = args.out.buffer.at(args.out.offset);
-    let lse = args.lse.map_or(0, |lse| lse.buffer.at(lse.offset));
-    let list = &mut [arg(&params), arg(&descriptors), arg(&states), arg(&out), arg(&lse)];
-    // SAFETY: the parameters of `merge` in kernels/merge.cu; states and views were validated.
-    unsafe { launch(&kernels.merge, stream, u64::from(rows) * u64::from(args.q_heads), threads, list) }
 }

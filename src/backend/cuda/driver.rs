@@ -93,6 +93,7 @@ pub(super) fn caps(
         max_slab_bytes: memory,
         memory_bytes: Some(memory),
         query_tile,
+        overlap: true,
         formats,
         limits,
     })

@@ -41,6 +41,7 @@ pub(super) struct Kernels {
     pub(super) append: CudaFunction,
     pub(super) transfer: CudaFunction,
     pub(super) merge: CudaFunction,
+    pub(super) fold: CudaFunction,
     /// By the code of the page's element type, then by query tile.
     attend: Vec<[CudaFunction; QUERY_TILES.len()]>,
 }
@@ -59,7 +60,7 @@ impl Kernels {
         let module = |fatbin: &[u8]| context.load_module(Ptx::from_binary(fatbin.to_vec())).map_err(refused);
         let function =
             |module: &Arc<CudaModule>, name: &str| module.load_function(name).map_err(failed("cuModuleGetFunction"));
-        let attend = module(fatbin!("attend"))?;
+        let (attend, merge) = (module(fatbin!("attend"))?, module(fatbin!("merge"))?);
         let by_tile = |dtype: Dtype| {
             let [a, b, c] = QUERY_TILES.map(|q| function(&attend, &format!("attend_{}_{q}", dtype.name())));
             Ok([a?, b?, c?])
@@ -67,7 +68,8 @@ impl Kernels {
         Ok(Kernels {
             append: function(&module(fatbin!("append"))?, "append")?,
             transfer: function(&module(fatbin!("transfer"))?, "transfer")?,
-            merge: function(&module(fatbin!("merge"))?, "merge")?,
+            merge: function(&merge, "merge")?,
+            fold: function(&merge, "fold")?,
             attend: Dtype::ALL.into_iter().map(by_tile).collect::<Result<_>>()?,
         })
     }

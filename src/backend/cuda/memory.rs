@@ -1,4 +1,4 @@
-//! Who frees device memory, and when? Handles to memory of our own and of the caller's, and pinned host memory.
+//! Who frees memory, and when? Handles to device memory of our own and of the caller's, and pinned host memory.
 
 use super::driver::{NAME, failed};
 use crate::backend::{DeviceBuffer, DeviceId};
@@ -92,34 +92,43 @@ impl Drop for Allocation {
     }
 }
 
-/// Pinned host memory, cached (not write-combined).
+/// Pinned host memory, cached (not write-combined), which kernels and copies reach at its own address in every context.
 pub(super) struct Pinned {
     start: NonNull<u8>,
     bytes: usize,
     context: Arc<CudaContext>,
 }
 
-// SAFETY: the memory belongs to this value alone, is reached through `&mut self` only, and may be used on any thread.
+// SAFETY: the memory belongs to this value alone and may be used on any thread; `&self` gives its address away, and only
+// `&mut self` reaches its bytes.
 unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
+    /// New memory of at least one byte, with unspecified contents.
+    pub(super) fn new(context: &Arc<CudaContext>, label: &str, bytes: u64) -> Result<Self> {
         context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
-        let full = || out_of_memory(bytes as u64, "pinned host memory that uploads pass through");
-        // SAFETY: the memory is zeroed below, before anything reads it.
-        let start = unsafe { result::malloc_host(bytes, 0) }.map_err(|error| match error.0 {
+        let full = || out_of_memory(bytes, &format!("pinned host memory: {label}"));
+        let size = usize::try_from(bytes).map_err(|_| full())?;
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the memory comes from the system, which has filled it: no contents are invalid for bytes.
+        let start = unsafe { result::malloc_host(size, flags) }.map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY | sys::CUresult::CUDA_ERROR_INVALID_VALUE => full(),
             _ => failed("cuMemHostAlloc")(error),
         })?;
         let start = NonNull::new(start.cast::<u8>()).ok_or_else(full)?;
-        // SAFETY: the allocation is this long and nobody else has it.
-        unsafe { start.write_bytes(0, bytes) };
-        Ok(Pinned { start, bytes, context: Arc::clone(context) })
+        Ok(Pinned { start, bytes: size, context: Arc::clone(context) })
+    }
+
+    /// The address of its first byte, on the host and on the device.
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.start
     }
 
     /// Its bytes. The caller writes none that a queued copy still reads.
     pub(super) fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the allocation is this long, initialised, and borrowed through `self`; the device only ever reads it.
+        // SAFETY: the allocation is this long, filled (see `new`), and borrowed through `self`; the device only reads it.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 }

@@ -11,22 +11,26 @@ mod attend;
 mod driver;
 mod kernels;
 mod memory;
+mod merge;
 mod staging;
 mod stream;
+mod swap;
 mod transfer;
 
 /// The version of cudarc that this crate is built on: its types are in this module's signatures.
 pub use cudarc;
 pub use memory::CudaMemory;
 pub use stream::{CudaEvent, CudaStream};
+pub use swap::CudaHost;
 
-use super::ops::{Append, Attend, Merge, Transfer, copy_sides, range};
-use super::{Backend, Caps, DeviceId};
+use super::ops::{Append, Attend, Fold, Merge, Transfer, copy_sides, range};
+use super::{Backend, Caps, DeviceId, HostUse, Swap, host_range};
 use crate::{Error, PageFormat, Result};
 use cudarc::driver::{CudaContext, result, sys};
 use driver::failed;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Query vectors (row × head) that a block of `attend` takes at most.
 const QUERY_TILE: u32 = kernels::QUERY_TILES[kernels::QUERY_TILES.len() - 1];
@@ -118,6 +122,11 @@ impl CudaBackend {
         self.inner.caps.device
     }
 
+    /// Checks that an event is this device's.
+    fn ours(&self, event: &CudaEvent) -> Result<()> {
+        if event.device() == self.id() { Ok(()) } else { Err(Error::WrongDevice { what: "an event" }) }
+    }
+
     /// Makes the context current for a call that works on this stream.
     fn enter(&self, stream: &CudaStream) -> Result<()> {
         if stream.device() != self.id() {
@@ -137,6 +146,7 @@ impl Backend for CudaBackend {
     type Buffer = CudaMemory;
     type Stream = CudaStream;
     type Event = CudaEvent;
+    type Host = CudaHost;
 
     fn caps(&self) -> &Caps {
         &self.inner.caps
@@ -213,8 +223,47 @@ impl Backend for CudaBackend {
     }
 
     fn is_done(&self, event: &CudaEvent) -> Result<bool> {
+        self.ours(event)?;
         self.inner.context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
         event.is_done()
+    }
+
+    fn finish(&self, event: &CudaEvent) -> Result<()> {
+        self.ours(event)?;
+        event.finish()
+    }
+
+    fn elapsed(&self, from: &CudaEvent, to: &CudaEvent) -> Result<Option<Duration>> {
+        [from, to].into_iter().try_for_each(|event| self.ours(event))?;
+        from.until(to).map(Some)
+    }
+
+    fn alloc_host(&self, label: &str, bytes: u64, _: HostUse) -> Result<CudaHost> {
+        CudaHost::allocate(&self.inner.context, self.id(), label, bytes)
+    }
+
+    fn read_host(&self, host: &CudaHost, offset: u64, out: &mut [u8]) -> Result<()> {
+        host_range(host, offset, out.len(), self.caps())?;
+        host.read(offset, out);
+        Ok(())
+    }
+
+    fn write_host(&self, host: &CudaHost, offset: u64, data: &[u8]) -> Result<()> {
+        host_range(host, offset, data.len(), self.caps())?;
+        host.write(offset, data);
+        Ok(())
+    }
+
+    fn swap_out(&self, stream: &mut CudaStream, args: &Swap<'_, CudaMemory, CudaHost>) -> Result<()> {
+        args.validate(true, self.caps())?;
+        self.enter(stream)?;
+        swap::swap(&self.inner.kernels, stream, args, true)
+    }
+
+    fn swap_in(&self, stream: &mut CudaStream, args: &Swap<'_, CudaMemory, CudaHost>) -> Result<()> {
+        args.validate(false, self.caps())?;
+        self.enter(stream)?;
+        swap::swap(&self.inner.kernels, stream, args, false)
     }
 
     fn flush(&self, stream: &mut CudaStream) -> Result<()> {
@@ -248,7 +297,13 @@ impl Backend for CudaBackend {
     fn merge(&self, stream: &mut CudaStream, args: &Merge<'_, CudaMemory>) -> Result<()> {
         args.validate(self.caps())?;
         self.enter(stream)?;
-        attend::merge(&self.inner.kernels, stream, args)
+        merge::merge(&self.inner.kernels, stream, args)
+    }
+
+    fn fold(&self, stream: &mut CudaStream, args: &Fold<'_, CudaMemory>) -> Result<()> {
+        args.validate(self.caps())?;
+        self.enter(stream)?;
+        merge::fold(&self.inner.kernels, stream, args)
     }
 }
 

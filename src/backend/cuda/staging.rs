@@ -26,7 +26,12 @@ impl Staging {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self> {
         let event = |_| context.new_event(None).map_err(failed("cuEventCreate"));
         let read = (0..CHUNKS).map(event).collect::<Result<_>>()?;
-        Ok(Staging { memory: Pinned::new(context, CHUNKS * CHUNK_BYTES)?, read, chunk: 0, filled: 0 })
+        Ok(Staging {
+            memory: Pinned::new(context, "uploads", (CHUNKS * CHUNK_BYTES) as u64)?,
+            read,
+            chunk: 0,
+            filled: 0,
+        })
     }
 
     /// Copies `data` to device address `to`, in stream order. The caller has checked the range.

@@ -8,6 +8,7 @@ use crate::{Error, Result};
 use cudarc::driver::{self, CudaContext, result, sys};
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Descriptor bytes that a stream starts with; larger calls make it grow.
 const DESCRIPTOR_BYTES: u64 = 1 << 20;
@@ -98,7 +99,8 @@ impl CudaStream {
     }
 
     pub(super) fn record(&mut self) -> Result<CudaEvent> {
-        let event = self.context.new_event(None).map_err(failed("cuEventCreate"))?;
+        let timed = sys::CUevent_flags::CU_EVENT_DEFAULT;
+        let event = self.context.new_event(Some(timed)).map_err(failed("cuEventCreate"))?;
         // SAFETY: the event and the stream are live and of the same context.
         unsafe { result::event::record(event.cu_event(), self.raw) }.map_err(failed("cuEventRecord"))?;
         Ok(CudaEvent { event: Arc::new(event), device: self.device })
@@ -159,6 +161,21 @@ impl CudaEvent {
     /// cudarc's event, for work of the caller's own.
     pub fn event(&self) -> &Arc<driver::CudaEvent> {
         &self.event
+    }
+
+    pub(super) fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    pub(super) fn finish(&self) -> Result<()> {
+        self.event.synchronize().map_err(failed("cuEventSynchronize"))
+    }
+
+    /// Device time from this event to another of the same device, to half a microsecond or so.
+    pub(super) fn until(&self, to: &CudaEvent) -> Result<Duration> {
+        let milliseconds = self.event.elapsed_ms(&to.event).map_err(failed("cuEventElapsedTime"))?;
+        // Negative where `to` came first.
+        Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
 
     pub(super) fn is_done(&self) -> Result<bool> {

@@ -3,9 +3,11 @@
 use super::kernels::{ArenaArg, Kernels, arg, launch};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
-use crate::backend::ops::{Place, Transfer};
-use crate::backend::params::TransferParams;
+use crate::backend::ops::{Arena, Place, Transfer};
+use crate::backend::params::{Move, TransferParams};
+use crate::record::Record;
 use crate::{Error, Result};
+use cudarc::driver::sys;
 
 /// `THREADS` and `PART` of `kernels/transfer.cu`.
 const THREADS: u32 = 256;
@@ -16,38 +18,66 @@ pub(super) fn transfer(kernels: &Kernels, stream: &mut CudaStream, args: &Transf
     if args.moves.is_empty() {
         return Ok(());
     }
-    let (from, from_stride) = side(&args.from)?;
-    let (to, to_stride) = side(&args.to)?;
+    let (from, to) = (Side::new(&args.from)?, Side::new(&args.to)?);
+    // SAFETY: frames and records were validated.
+    unsafe { run(kernels, stream, &args.record, [&from, &to], args.moves, u64::MAX) }
+}
+
+/// One launch of the kernel, of at most `blocks` blocks.
+///
+/// # Safety
+/// Every frame and record that the moves name lies in memory that the stream's context reaches and that outlives the
+/// kernel.
+pub(super) unsafe fn run(
+    kernels: &Kernels,
+    stream: &mut CudaStream,
+    record: &Record,
+    [from, to]: [&Side; 2],
+    moves: &[Move],
+    blocks: u64,
+) -> Result<()> {
     let params = TransferParams {
         // Each side has its own slab shift, which goes with its slabs.
-        record: args.record.params(0),
+        record: record.params(0),
         from_base: 0,
-        from_stride,
+        from_stride: from.stride,
         to_base: 0,
-        to_stride,
+        to_stride: to.stride,
         moves_at: 0,
-        moves: super::count(args.moves.len(), "the number of moves")?,
+        moves: super::count(moves.len(), "the number of moves")?,
         reserved: [0; 2],
     };
     let parts = params.record.record_words.div_ceil(PART);
-    let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.moves)])?;
-    let list = &mut [arg(&params), arg(&from), arg(&to), arg(&descriptors), arg(&parts)];
-    // SAFETY: the parameters of `transfer` in kernels/transfer.cu; frames and records were validated.
-    unsafe { launch(&kernels.transfer, stream, u64::from(params.moves) * u64::from(parts), THREADS, list) }
+    let descriptors = stream.descriptors(&[bytemuck::cast_slice(moves)])?;
+    let list = &mut [arg(&params), arg(&from.slabs), arg(&to.slabs), arg(&descriptors), arg(&parts)];
+    let blocks = blocks.min(u64::from(params.moves) * u64::from(parts));
+    // SAFETY: the parameters of `transfer` in kernels/transfer.cu; the caller vouches for the addresses.
+    unsafe { launch(&kernels.transfer, stream, blocks, THREADS, list) }
 }
 
-/// The addresses of one side, and its record stride in words: 0 says that it is frames.
-fn side(place: &Place<'_, CudaMemory>) -> Result<(ArenaArg, u32)> {
-    match *place {
-        Place::Frames(arena) => Ok((ArenaArg::new(&arena)?, 0)),
-        Place::Records { buffer, offset, stride } => {
-            let what = "the record stride in words";
-            let words = u32::try_from(stride / 4).map_err(|_| Error::TooLarge {
-                what,
-                value: stride / 4,
-                maximum: u32::MAX.into(),
-            })?;
-            Ok((ArenaArg::of_records(buffer.at(offset)), words))
+/// One side of a transfer.
+pub(super) struct Side {
+    slabs: ArenaArg,
+    /// Words from one record to the next; 0 says that it is frames.
+    stride: u32,
+}
+
+impl Side {
+    fn new(place: &Place<'_, CudaMemory>) -> Result<Self> {
+        match *place {
+            Place::Frames(arena) => Self::frames(&arena),
+            Place::Records { buffer, offset, stride } => Self::records(buffer.at(offset), stride),
         }
+    }
+
+    pub(super) fn frames(arena: &Arena<'_, CudaMemory>) -> Result<Self> {
+        Ok(Side { slabs: ArenaArg::new(arena)?, stride: 0 })
+    }
+
+    /// Records `stride` bytes apart, a multiple of 4.
+    pub(super) fn records(address: sys::CUdeviceptr, stride: u64) -> Result<Self> {
+        let value = stride / 4;
+        let beyond = |_| Error::TooLarge { what: "the record stride in words", value, maximum: u32::MAX.into() };
+        Ok(Side { slabs: ArenaArg::of_records(address), stride: u32::try_from(value).map_err(beyond)? })
     }
 }

@@ -127,7 +127,7 @@ impl WgpuBackend {
         check(&adapter.get_info().name, &limits)?;
         let descriptor = DeviceDescriptor {
             label: Some("kvtide"),
-            required_features: adapter.features() & Features::TIMESTAMP_QUERY,
+            required_features: adapter.features() & (Features::TIMESTAMP_QUERY | Features::MAPPABLE_PRIMARY_BUFFERS),
             required_limits: limits,
             ..Default::default()
         };
@@ -207,6 +207,7 @@ fn caps(limits: &Limits, adapter: String) -> Caps {
         max_slab_bytes: largest,
         memory_bytes: None,
         query_tile: QUERY_TILE,
+        overlap: false,
         formats: |_| &PageFormat::ALL,
         limits: shown,
     }

@@ -29,6 +29,7 @@ pub(super) enum Kernel {
     Scatter,
     Attend(PageFormat),
     Merge,
+    Fold,
     Fill,
 }
 
@@ -55,7 +56,7 @@ macro_rules! spec {
 }
 
 impl Kernel {
-    const ALL: [Kernel; 9] = [
+    const ALL: [Kernel; 10] = [
         Kernel::Append,
         Kernel::Copy,
         Kernel::Gather,
@@ -64,6 +65,7 @@ impl Kernel {
         Kernel::Attend(PageFormat::F16),
         Kernel::Attend(PageFormat::Bf16),
         Kernel::Merge,
+        Kernel::Fold,
         Kernel::Fill,
     ];
 
@@ -88,8 +90,9 @@ impl Kernel {
                 ["params", "record", "numeric", "softmax", "attend"]
             ),
             Kernel::Merge => {
-                spec!("merge", "merge", [Read, Write, Write], None, ["params", "numeric", "softmax", "merge"])
+                spec!("merge", "merge", [Read, Write, Write], None, ["params", "numeric", "softmax", "states", "merge"])
             }
+            Kernel::Fold => spec!("fold", "fold", [Write], None, ["params", "softmax", "states", "fold"]),
             Kernel::Fill => spec!("fill", "fill", [Write], None, ["params", "fill"]),
         }
     }

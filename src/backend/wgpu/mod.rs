@@ -3,7 +3,9 @@
 //! One queue a device, so streams are batches of commands (see [`WgpuStream`]) and events are submissions; a copy and a
 //! kernel do not overlap. Kernels need WebGPU's default limits and no optional feature; what a device has more of buys
 //! larger and more slabs. One operation may not read a buffer and write it too, except that `transfer` copies within an
-//! arena. Errors of the device come back from the call that meets them, and from every call after it.
+//! arena. Host memory is a mappable buffer where the device may have such, else bytes that pages land in: then a swap in
+//! waits for earlier swaps out through the same memory. Errors of the device come back from the call that meets them, and
+//! from every call after it.
 
 mod adapter;
 mod append;
@@ -13,8 +15,11 @@ mod health;
 mod host;
 mod kernels;
 mod memory;
+mod merge;
 mod pipelines;
 mod stream;
+mod swap;
+mod tier;
 mod transfer;
 
 /// The version of wgpu that this crate is built on: its types are in this module's signatures.
@@ -25,15 +30,17 @@ pub use adapter::WORKGROUP_BYTES;
 pub use kernels::{ShaderVariant, shader_variants};
 pub use memory::{BUFFER_USAGES, WgpuBuffer};
 pub use stream::WgpuStream;
+pub use tier::WgpuHost;
 
-use super::ops::{Append, Attend, Merge, Transfer};
-use super::{Backend, Caps, DeviceId};
+use super::ops::{Append, Attend, Fold, Merge, Transfer};
+use super::{Backend, Caps, DeviceId, HostUse, Swap};
 use crate::{Error, Result};
 use ::wgpu::{Device, Limits, Queue};
 use health::{Health, Submission};
 use pipelines::Pipelines;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The backend's name.
 const NAME: &str = "wgpu";
@@ -98,6 +105,7 @@ impl Backend for WgpuBackend {
     type Buffer = WgpuBuffer;
     type Stream = WgpuStream;
     type Event = WgpuEvent;
+    type Host = WgpuHost;
 
     fn caps(&self) -> &Caps {
         &self.shared.caps
@@ -156,6 +164,42 @@ impl Backend for WgpuBackend {
         }
     }
 
+    fn finish(&self, event: &WgpuEvent) -> Result<()> {
+        self.ours(event)?;
+        match &event.submission {
+            Some(submission) => self.shared.health.wait(&self.shared.device, submission, || true),
+            None => self.shared.health.check(),
+        }
+    }
+
+    /// Timestamps would have to be asked for when the work is recorded.
+    fn elapsed(&self, from: &WgpuEvent, to: &WgpuEvent) -> Result<Option<Duration>> {
+        [from, to].into_iter().try_for_each(|event| self.ours(event))?;
+        Ok(None)
+    }
+
+    fn alloc_host(&self, label: &str, bytes: u64, usage: HostUse) -> Result<WgpuHost> {
+        WgpuHost::new(&self.shared, label, bytes, usage)
+    }
+
+    fn read_host(&self, host: &WgpuHost, offset: u64, out: &mut [u8]) -> Result<()> {
+        host.read(&self.shared, offset, out)
+    }
+
+    fn write_host(&self, host: &WgpuHost, offset: u64, data: &[u8]) -> Result<()> {
+        host.write(&self.shared, offset, data)
+    }
+
+    fn swap_out(&self, stream: &mut WgpuStream, args: &Swap<'_, WgpuBuffer, WgpuHost>) -> Result<()> {
+        self.ready(stream)?;
+        swap::swap_out(stream, args)
+    }
+
+    fn swap_in(&self, stream: &mut WgpuStream, args: &Swap<'_, WgpuBuffer, WgpuHost>) -> Result<()> {
+        self.ready(stream)?;
+        swap::swap_in(stream, args)
+    }
+
     fn flush(&self, stream: &mut WgpuStream) -> Result<()> {
         self.ready(stream)?;
         stream.flush()
@@ -183,6 +227,11 @@ impl Backend for WgpuBackend {
 
     fn merge(&self, stream: &mut WgpuStream, args: &Merge<'_, WgpuBuffer>) -> Result<()> {
         self.ready(stream)?;
-        attend::merge(stream, args)
+        merge::merge(stream, args)
+    }
+
+    fn fold(&self, stream: &mut WgpuStream, args: &Fold<'_, WgpuBuffer>) -> Result<()> {
+        self.ready(stream)?;
+        merge::fold(stream, args)
     }
 }

@@ -37,6 +37,8 @@ pub struct WgpuStream {
     pub(super) last: Option<Submission>,
     /// Where downloads land.
     pub(super) landing: Option<Buffer>,
+    /// Device memory that swaps pass through.
+    pub(super) staging: Option<WgpuBuffer>,
 }
 
 struct Ring {
@@ -86,6 +88,7 @@ impl WgpuStream {
             written: false,
             last: None,
             landing: None,
+            staging: None,
         })
     }
 

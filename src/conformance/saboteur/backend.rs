@@ -1,9 +1,9 @@
 //! What does a faulty backend do? Everything as another does, but for one deliberate fault.
 
-use crate::attention::SPLIT;
+use crate::attention::{SPLIT, state_words};
 use crate::backend::ops::{Append, Arena, Attend, Fold, Merge, Transfer};
-use crate::backend::params::Row;
-use crate::backend::{Backend, Caps, DeviceBuffer, HostUse, Swap};
+use crate::backend::params::{Move, Row};
+use crate::backend::{Backend, Caps, DeviceBuffer, HostMemory, HostUse, Swap};
 use crate::{Dtype, PageFormat, Result, View};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -27,6 +27,12 @@ pub(super) enum Fault {
     SizesWrapAround,
     MisalignedOffsetsRoundedDown,
     UploadsLostNowAndThen,
+    // Swaps.
+    LosesTheLastSwap,
+    SwapsTwoRecords,
+    SwapsInTheWrongOrder,
+    IgnoresTheHostOffset,
+    WritesBehindTheRecord,
     // Append.
     SwapsKAndV,
     RoundsByTruncation,
@@ -55,6 +61,11 @@ pub(super) enum Fault {
     LogsInBase2,
     FiniteMinusInfinity,
     LeavesEmptyRows,
+    // Fold.
+    FoldsOneStateLess,
+    FoldsElsewhereOnly,
+    FoldsNothingToNothing,
+    LosesTheSignOfZero,
 }
 use Fault::*;
 
@@ -75,6 +86,35 @@ impl<B: Backend> Saboteur<B> {
     fn slabs(&self, arena: &Arena<'_, B::Buffer>) -> Vec<B::Buffer> {
         let one = self.is(KnowsOneSlab);
         arena.slabs.iter().map(|slab| if one { &arena.slabs[0] } else { slab }.clone()).collect()
+    }
+
+    /// The moves of a swap.
+    fn swapped(&self, moves: &[Move]) -> Vec<Move> {
+        let mut moves = moves.to_vec();
+        if self.is(LosesTheLastSwap) {
+            moves.pop();
+        }
+        if let (true, [first, second, ..]) = (self.is(SwapsTwoRecords), &mut moves[..]) {
+            std::mem::swap(&mut first.to, &mut second.to);
+        }
+        if self.is(SwapsInTheWrongOrder) {
+            moves.sort_by_key(|one| one.from);
+            let to: Vec<_> = moves.iter().rev().map(|one| one.to).collect();
+            moves.iter_mut().zip(to).for_each(|(one, to)| one.to = to);
+        }
+        moves
+    }
+
+    /// Adds zero to the elements of folded states, as a sum that starts at zero does.
+    fn add_zero(&self, stream: &mut B::Stream, args: &Fold<'_, B::Buffer>) -> Result<()> {
+        let bytes = args.q_heads as usize * 4 * state_words(args.v_dim) as usize;
+        for row in args.rows {
+            let (mut words, at) = (vec![0u32; bytes / 4], u64::from(row.to) * bytes as u64);
+            self.honest.download(stream, args.states, at, bytemuck::cast_slice_mut(&mut words))?;
+            words.iter_mut().for_each(|word| *word = (f32::from_bits(*word) + 0.0).to_bits());
+            self.honest.upload(stream, args.states, at, bytemuck::cast_slice(&words))?;
+        }
+        Ok(())
     }
 
     /// The view with its f32 elements cut to 16 bits of a bf16.
@@ -182,11 +222,23 @@ impl<B: Backend> Backend for Saboteur<B> {
     }
 
     fn swap_out(&self, stream: &mut B::Stream, args: &Swap<'_, B::Buffer, B::Host>) -> Result<()> {
-        self.honest.swap_out(stream, args)
+        let (moves, slabs) = (self.swapped(args.moves), self.slabs(&args.arena));
+        let offset = if self.is(IgnoresTheHostOffset) { 0 } else { args.offset };
+        let arena = Arena { slabs: &slabs, ..args.arena };
+        self.honest.swap_out(stream, &Swap { arena, offset, moves: &moves, ..*args })?;
+        for one in moves.iter().filter(|_| self.is(WritesBehindTheRecord)) {
+            let end = args.host_offset(one.to) + args.record.bytes();
+            if end + 4 <= args.host.bytes() {
+                self.honest.write_host(args.host, end, &[0; 4])?;
+            }
+        }
+        Ok(())
     }
 
     fn swap_in(&self, stream: &mut B::Stream, args: &Swap<'_, B::Buffer, B::Host>) -> Result<()> {
-        self.honest.swap_in(stream, args)
+        let (moves, slabs) = (self.swapped(args.moves), self.slabs(&args.arena));
+        let arena = Arena { slabs: &slabs, ..args.arena };
+        self.honest.swap_in(stream, &Swap { arena, moves: &moves, ..*args })
     }
 
     fn flush(&self, stream: &mut B::Stream) -> Result<()> {
@@ -302,6 +354,13 @@ impl<B: Backend> Backend for Saboteur<B> {
     }
 
     fn fold(&self, stream: &mut B::Stream, args: &Fold<'_, B::Buffer>) -> Result<()> {
-        self.honest.fold(stream, args)
+        let mut rows = self.grid(args.rows);
+        if self.is(FoldsOneStateLess) {
+            rows.iter_mut().filter(|row| row.states > 1).for_each(|row| row.states -= 1);
+        }
+        rows.retain(|row| !(self.is(FoldsElsewhereOnly) && row.to == row.state));
+        rows.retain(|row| !(self.is(FoldsNothingToNothing) && row.states == 0));
+        self.honest.fold(stream, &Fold { rows: &rows, ..*args })?;
+        if self.is(LosesTheSignOfZero) { self.add_zero(stream, args) } else { Ok(()) }
     }
 }

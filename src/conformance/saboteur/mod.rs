@@ -59,6 +59,19 @@ fn faults_of_memory_are_noticed() {
 }
 
 #[test]
+fn faults_of_swaps_are_noticed() {
+    let faults = [
+        LosesTheLastSwap,
+        SwapsTwoRecords,
+        SwapsInTheWrongOrder,
+        IgnoresTheHostOffset,
+        WritesBehindTheRecord,
+        KnowsOneSlab,
+    ];
+    faults.into_iter().for_each(|fault| noticed(fault, Subject::Memory));
+}
+
+#[test]
 fn faults_of_append_are_noticed() {
     let faults = [
         SwapsKAndV,
@@ -113,6 +126,13 @@ fn answers_that_depend_on_the_place_are_noticed() {
 #[test]
 fn faults_of_merge_are_noticed() {
     for fault in [DropsTheLastState, LogsInBase2, FiniteMinusInfinity, LeavesEmptyRows, GridOf65535] {
+        noticed_in(fault, Operation::Merge);
+    }
+}
+
+#[test]
+fn faults_of_folds_are_noticed() {
+    for fault in [FoldsOneStateLess, FoldsElsewhereOnly, FoldsNothingToNothing, LosesTheSignOfZero] {
         noticed_in(fault, Operation::Merge);
     }
 }

@@ -1,0 +1,55 @@
+// How do states fold into one state? A workgroup takes one row and head, each thread four elements.
+
+struct FoldParams {
+    q_heads: u32,
+    v_dim: u32,
+    state_words: u32,
+    rows_at: u32,
+    rows: u32,
+    reserved0: u32,
+    reserved1: u32,
+    reserved2: u32,
+}
+
+struct FoldRow {
+    state: u32,
+    states: u32,
+    to_index: u32,
+    reserved: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: FoldParams;
+@group(1) @binding(0) var<storage, read_write> states: array<f32>;
+
+fn load_fold_row(at: u32) -> FoldRow {
+    return FoldRow(descriptors[at], descriptors[at + 1u], descriptors[at + 2u], descriptors[at + 3u]);
+}
+
+@compute @workgroup_size(64)
+fn fold(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let number = group.y * FOLD + group.x;
+    let head = number % params.q_heads;
+    let row = number / params.q_heads;
+    if (row >= params.rows) {
+        return;
+    }
+    let sources = load_fold_row(params.rows_at + 4u * row);
+    let element = thread << 2u;
+    var total: Total;
+    if (element < params.v_dim) {
+        total = fold_states(sources.state, sources.states, head, element);
+    }
+    // The target may be the first source, whose maximum and sum every thread has read by now.
+    storageBarrier();
+    if (element < params.v_dim) {
+        let at = (sources.to_index * params.q_heads + head) * params.state_words;
+        states[at + element] = total.o.x;
+        states[at + element + 1u] = total.o.y;
+        states[at + element + 2u] = total.o.z;
+        states[at + element + 3u] = total.o.w;
+        if (thread == 0u) {
+            states[at + params.v_dim] = total.m;
+            states[at + params.v_dim + 1u] = total.l;
+        }
+    }
+}
