@@ -171,3 +171,72 @@ KV_FIELD(FoldRow, state, 0);
 KV_FIELD(FoldRow, states, 4);
 KV_FIELD(FoldRow, to, 8);
 KV_FIELD(FoldRow, reserved, 12);
+struct ProjectionParams {
+    u32 page_shift, kv_heads, rank, key_words, norm_base_words, record_words, slab_shift, reserved;
+};
+KV_SIZE(ProjectionParams, 32);
+KV_FIELD(ProjectionParams, page_shift, 0);
+KV_FIELD(ProjectionParams, kv_heads, 4);
+KV_FIELD(ProjectionParams, rank, 8);
+KV_FIELD(ProjectionParams, key_words, 12);
+KV_FIELD(ProjectionParams, norm_base_words, 16);
+KV_FIELD(ProjectionParams, record_words, 20);
+KV_FIELD(ProjectionParams, slab_shift, 24);
+KV_FIELD(ProjectionParams, reserved, 28);
+
+struct ProjectParams {
+    RecordParams record;
+    ProjectionParams projections;
+    u32 basis_base, basis_stride, runs_at, runs;
+};
+KV_SIZE(ProjectParams, 96);
+KV_FIELD(ProjectParams, record, 0);
+KV_FIELD(ProjectParams, projections, 48);
+KV_FIELD(ProjectParams, basis_base, 80);
+KV_FIELD(ProjectParams, basis_stride, 84);
+KV_FIELD(ProjectParams, runs_at, 88);
+KV_FIELD(ProjectParams, runs, 92);
+
+struct ProjectRun {
+    u32 frame, page, slot, tokens;
+};
+KV_SIZE(ProjectRun, 16);
+KV_FIELD(ProjectRun, frame, 0);
+KV_FIELD(ProjectRun, page, 4);
+KV_FIELD(ProjectRun, slot, 8);
+KV_FIELD(ProjectRun, tokens, 12);
+
+struct QueryParams {
+    ViewParams q;
+    u32 q_dtype, q_heads, group, k_dim, rank, basis_base, basis_stride, rows;
+};
+KV_SIZE(QueryParams, 48);
+KV_FIELD(QueryParams, q, 0);
+KV_FIELD(QueryParams, q_dtype, 16);
+KV_FIELD(QueryParams, q_heads, 20);
+KV_FIELD(QueryParams, group, 24);
+KV_FIELD(QueryParams, k_dim, 28);
+KV_FIELD(QueryParams, rank, 32);
+KV_FIELD(QueryParams, basis_base, 36);
+KV_FIELD(QueryParams, basis_stride, 40);
+KV_FIELD(QueryParams, rows, 44);
+
+struct ScoreParams {
+    ProjectionParams projections;
+    u32 q_heads, group, entries_at, entries;
+};
+KV_SIZE(ScoreParams, 48);
+KV_FIELD(ScoreParams, projections, 0);
+KV_FIELD(ScoreParams, q_heads, 32);
+KV_FIELD(ScoreParams, group, 36);
+KV_FIELD(ScoreParams, entries_at, 40);
+KV_FIELD(ScoreParams, entries, 44);
+
+struct ScoreEntry {
+    u32 page, row, tokens, reserved;
+};
+KV_SIZE(ScoreEntry, 16);
+KV_FIELD(ScoreEntry, page, 0);
+KV_FIELD(ScoreEntry, row, 4);
+KV_FIELD(ScoreEntry, tokens, 8);
+KV_FIELD(ScoreEntry, reserved, 12);

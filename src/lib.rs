@@ -6,7 +6,7 @@
 //! ```text
 //! append → store (pages, tables, frames)
 //!              ↓
-//!          backend: append · transfer (copy, gather, scatter) · attend (attend, merge)
+//!          backend: append · transfer (copy, gather, scatter) · attend (attend, merge) · predictor (project, score)
 //! ```
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -18,6 +18,7 @@ pub mod conformance;
 mod error;
 mod geometry;
 mod pages;
+pub mod predictor;
 pub mod record;
 mod store;
 pub mod swap;

@@ -1,4 +1,4 @@
-//! What a device must do for kvtide: memory, streams, events and four operations.
+//! What a device must do for kvtide: memory, streams, events and six operations.
 //!
 //! A backend implements [`Backend`]; nothing above the trait knows which one it is. The rules that every backend keeps:
 //!
@@ -18,6 +18,7 @@ pub mod cuda;
 mod device;
 mod host;
 pub mod ops;
+mod ops_predict;
 pub mod params;
 mod view;
 #[cfg(feature = "wgpu")]
@@ -28,7 +29,7 @@ pub(crate) use host::host_range;
 pub use host::{HostMemory, HostUse, Swap};
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 pub(crate) use host::{by_host, sides};
-use ops::{Append, Attend, Fold, Merge, Transfer};
+use ops::{Append, Attend, Fold, Merge, Project, Score, Transfer};
 
 use crate::{PageFormat, Result};
 use std::fmt;
@@ -68,11 +69,22 @@ pub enum Operation {
     Attend,
     /// Fold states into outputs.
     Merge,
+    /// Project stored keys on a basis.
+    Project,
+    /// Score pages for queries.
+    Score,
 }
 
 impl Operation {
     /// All operations.
-    pub const ALL: [Operation; 4] = [Operation::Append, Operation::Transfer, Operation::Attend, Operation::Merge];
+    pub const ALL: [Operation; 6] = [
+        Operation::Append,
+        Operation::Transfer,
+        Operation::Attend,
+        Operation::Merge,
+        Operation::Project,
+        Operation::Score,
+    ];
 
     /// Lower-case name, the same in Rust, WGSL and CUDA.
     pub const fn name(self) -> &'static str {
@@ -81,6 +93,8 @@ impl Operation {
             Operation::Transfer => "transfer",
             Operation::Attend => "attend",
             Operation::Merge => "merge",
+            Operation::Project => "project",
+            Operation::Score => "score",
         }
     }
 }
@@ -216,4 +230,10 @@ pub trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
 
     /// Folds states into states.
     fn fold(&self, stream: &mut Self::Stream, args: &Fold<'_, Self::Buffer>) -> Result<()>;
+
+    /// Projects stored keys on a basis.
+    fn project(&self, stream: &mut Self::Stream, args: &Project<'_, Self::Buffer>) -> Result<()>;
+
+    /// Scores pages for queries.
+    fn score(&self, stream: &mut Self::Stream, args: &Score<'_, Self::Buffer>) -> Result<()>;
 }

@@ -3,6 +3,7 @@
 //! A backend calls `validate` first and may then rely on everything that it checks: frames lie inside their slab, views
 //! inside their buffer, element indices below 2³², all buffers on this device.
 
+pub use super::ops_predict::{Matrices, Project, Score};
 use super::params::{AppendRun, FoldRow, MergeRow, Move, Row, Tile};
 pub use super::view::View;
 pub(crate) use super::view::{check_outputs, copy_sides, on_device, range};
@@ -42,11 +43,16 @@ impl<Buf: DeviceBuffer> Arena<'_, Buf> {
     }
 
     pub(super) fn validate_frame(&self, frame: u32, record: &Record) -> Result<()> {
-        let (slab, index) = split_frame(frame, self.slab_shift);
-        let end = (u64::from(index) + 1) * record.frame_stride();
+        self.validate_number("a frame", frame, record.frame_stride())
+    }
+
+    /// Checks that record `number` of `stride` bytes lies in its slab.
+    pub(super) fn validate_number(&self, what: &'static str, number: u32, stride: u64) -> Result<()> {
+        let (slab, index) = split_frame(number, self.slab_shift);
+        let end = (u64::from(index) + 1) * stride;
         match self.slabs.get(slab as usize).map(DeviceBuffer::bytes) {
             Some(bytes) if end <= bytes => Ok(()),
-            bytes => Err(Error::OutOfBounds { what: "a frame", end, bytes: bytes.unwrap_or(0) }),
+            bytes => Err(Error::OutOfBounds { what, end, bytes: bytes.unwrap_or(0) }),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The structs that host and kernels share, word for word.
 //!
-//! Uniform blocks (`…Params`) and descriptor rows (`AppendRun`, `Move`, `Tile`, `Row`, `MergeRow`, `FoldRow`). Every field is one
+//! Uniform blocks (`…Params`) and descriptor rows (`AppendRun`, `Move`, `Tile`, `Row`, `MergeRow`, …). Every field is one
 //! 32-bit word. `tests/shaders.rs` compares the WGSL offsets, as naga reads them, with [`layouts`];
 //! `kernels/params.cuh` asserts the same sizes and offsets when nvcc compiles it.
 
@@ -236,6 +236,96 @@ shared! {
         states: u32 = 1,
         /// Index of the state written.
         to: u32 = 1,
+        /// Zero.
+        reserved: u32 = 1,
+    }
+    /// The record of a page's projected keys: see [`Projections`](crate::predictor::Projections) for the formula.
+    ProjectionParams {
+        /// log2 of the tokens a page.
+        page_shift: u32 = 1,
+        /// Key heads.
+        kv_heads: u32 = 1,
+        /// Elements of a projected key.
+        rank: u32 = 1,
+        /// Words of a projected key.
+        key_words: u32 = 1,
+        /// Words from the record's start to its first residual norm.
+        norm_base_words: u32 = 1,
+        /// Words from one record to the next.
+        record_words: u32 = 1,
+        /// Index bits of a record number; the bits above them name the slab.
+        slab_shift: u32 = 1,
+        /// Zero.
+        reserved: u32 = 1,
+    }
+    /// Arguments of `project`.
+    ProjectParams {
+        /// The pages read.
+        record: RecordParams = 12,
+        /// The records written.
+        projections: ProjectionParams = 8,
+        /// Words from the start of the basis's binding to the first KV head's matrix.
+        basis_base: u32 = 1,
+        /// Words from one KV head's matrix to the next.
+        basis_stride: u32 = 1,
+        /// Index of the first [`ProjectRun`], in words of the descriptor buffer.
+        runs_at: u32 = 1,
+        /// Number of runs.
+        runs: u32 = 1,
+    }
+    /// Consecutive slots of one frame whose keys are projected.
+    ProjectRun {
+        /// The frame read.
+        frame: u32 = 1,
+        /// The record written.
+        page: u32 = 1,
+        /// The first slot, in both.
+        slot: u32 = 1,
+        /// Slots; slot + tokens ≤ page size.
+        tokens: u32 = 1,
+    }
+    /// Arguments of the part of `score` that projects the queries.
+    QueryParams {
+        /// The queries `[row, q_head, k_dim]`.
+        q: ViewParams = 4,
+        /// [`Dtype::code`](crate::Dtype::code) of the queries.
+        q_dtype: u32 = 1,
+        /// Query heads.
+        q_heads: u32 = 1,
+        /// Query heads a KV head.
+        group: u32 = 1,
+        /// Elements of a query.
+        k_dim: u32 = 1,
+        /// Elements of a projected query.
+        rank: u32 = 1,
+        /// Words from the start of the basis's binding to the first KV head's matrix.
+        basis_base: u32 = 1,
+        /// Words from one KV head's matrix to the next.
+        basis_stride: u32 = 1,
+        /// Query rows.
+        rows: u32 = 1,
+    }
+    /// Arguments of `score`.
+    ScoreParams {
+        /// The records read.
+        projections: ProjectionParams = 8,
+        /// Query heads.
+        q_heads: u32 = 1,
+        /// Query heads a KV head.
+        group: u32 = 1,
+        /// Index of the first [`ScoreEntry`], in words of the descriptor buffer.
+        entries_at: u32 = 1,
+        /// Number of entries.
+        entries: u32 = 1,
+    }
+    /// One page that is scored for one query row.
+    ScoreEntry {
+        /// The record of the page's projected keys.
+        page: u32 = 1,
+        /// The query row.
+        row: u32 = 1,
+        /// Slots that hold tokens, from slot 0 on.
+        tokens: u32 = 1,
         /// Zero.
         reserved: u32 = 1,
     }

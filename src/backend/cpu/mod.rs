@@ -5,11 +5,12 @@
 mod append;
 mod attend;
 mod memory;
+mod predict;
 mod transfer;
 
 pub use memory::CpuBuffer;
 
-use super::ops::{Append, Attend, Fold, Merge, Transfer, copy_sides, on_device, range};
+use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, copy_sides, on_device, range};
 use super::{Backend, Caps, DeviceId, HostUse, Swap, host_range};
 use crate::{Error, PageFormat, Result};
 use std::sync::Arc;
@@ -181,6 +182,16 @@ impl Backend for CpuBackend {
     fn fold(&self, _: &mut CpuStream, args: &Fold<'_, CpuBuffer>) -> Result<()> {
         args.validate(&self.caps)?;
         attend::fold(args);
+        Ok(())
+    }
+
+    fn project(&self, _: &mut CpuStream, args: &Project<'_, CpuBuffer>) -> Result<()> {
+        predict::project(args, &args.validate(&self.caps)?);
+        Ok(())
+    }
+
+    fn score(&self, _: &mut CpuStream, args: &Score<'_, CpuBuffer>) -> Result<()> {
+        predict::score(args, &args.validate(&self.caps)?);
         Ok(())
     }
 }

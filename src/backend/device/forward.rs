@@ -2,7 +2,7 @@
 
 use super::{Chosen, Device, DeviceEvent, DeviceHost, DeviceMemory, DeviceStream};
 use crate::Result;
-use crate::backend::ops::{Append, Arena, Attend, Fold, Merge, Place, Transfer};
+use crate::backend::ops::{Append, Arena, Attend, Fold, Matrices, Merge, Place, Project, Score, Transfer};
 use crate::backend::{Backend, Caps, HostUse, Swap};
 use std::time::Duration;
 
@@ -291,4 +291,44 @@ impl Backend for Device {
     fn swap_in(&self, stream: &mut DeviceStream, args: &Swap<'_, DeviceMemory, DeviceHost>) -> Result<()> {
         on!(self, b => swap(b, stream, args, false))
     }
+
+    fn project(&self, stream: &mut DeviceStream, args: &Project<'_, DeviceMemory>) -> Result<()> {
+        on!(self, b => project(b, stream, args))
+    }
+
+    fn score(&self, stream: &mut DeviceStream, args: &Score<'_, DeviceMemory>) -> Result<()> {
+        on!(self, b => score(b, stream, args))
+    }
+}
+
+fn project<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Project<'_, DeviceMemory>) -> Result<()> {
+    let (slabs, projections) = (B::slabs(args.arena)?, B::slabs(args.projections)?);
+    let args = Project {
+        record: args.record,
+        arena: Arena { slabs: &slabs, slab_shift: args.arena.slab_shift },
+        rank: args.rank,
+        basis: matrices::<B>(&args.basis)?,
+        projections: Arena { slabs: &projections, slab_shift: args.projections.slab_shift },
+        runs: args.runs,
+    };
+    backend.project(B::take_stream(stream)?, &args)
+}
+
+fn score<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Score<'_, DeviceMemory>) -> Result<()> {
+    let projections = B::slabs(args.projections)?;
+    let args = Score {
+        geometry: args.geometry,
+        rank: args.rank,
+        projections: Arena { slabs: &projections, slab_shift: args.projections.slab_shift },
+        q: &B::view(args.q)?,
+        basis: matrices::<B>(&args.basis)?,
+        queries: B::take_buffer(args.queries)?,
+        entries: args.entries,
+        out: B::take_buffer(args.out)?,
+    };
+    backend.score(B::take_stream(stream)?, &args)
+}
+
+fn matrices<'a, B: Chosen>(basis: &Matrices<'a, DeviceMemory>) -> Result<Matrices<'a, B::Buffer>> {
+    Ok(Matrices { buffer: B::take_buffer(basis.buffer)?, offset: basis.offset, head_stride: basis.head_stride })
 }
