@@ -20,7 +20,7 @@ pub(super) enum Access {
     Write,
 }
 
-/// A kernel; copy, gather and scatter are the three forms of `transfer`.
+/// A kernel; copy, gather and scatter are the three forms of `transfer`, queries the first step of `score`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kernel {
     Append,
@@ -30,6 +30,9 @@ pub(super) enum Kernel {
     Attend(PageFormat),
     Merge,
     Fold,
+    Project,
+    Queries,
+    Score,
     Fill,
 }
 
@@ -56,7 +59,7 @@ macro_rules! spec {
 }
 
 impl Kernel {
-    const ALL: [Kernel; 10] = [
+    const ALL: [Kernel; 13] = [
         Kernel::Append,
         Kernel::Copy,
         Kernel::Gather,
@@ -66,6 +69,9 @@ impl Kernel {
         Kernel::Attend(PageFormat::Bf16),
         Kernel::Merge,
         Kernel::Fold,
+        Kernel::Project,
+        Kernel::Queries,
+        Kernel::Score,
         Kernel::Fill,
     ];
 
@@ -93,6 +99,23 @@ impl Kernel {
                 spec!("merge", "merge", [Read, Write, Write], None, ["params", "numeric", "softmax", "states", "merge"])
             }
             Kernel::Fold => spec!("fold", "fold", [Write], None, ["params", "softmax", "states", "fold"]),
+            Kernel::Project => spec!(
+                "project",
+                "project",
+                [Read, Write],
+                Some(Read),
+                ["params", "record", "projections", "numeric", "project"]
+            ),
+            Kernel::Queries => spec!(
+                "queries",
+                "project_queries",
+                [Read, Read, Write],
+                None,
+                ["params", "projections", "numeric", "queries"]
+            ),
+            Kernel::Score => {
+                spec!("score", "score", [Read, Write], Some(Read), ["params", "projections", "score"])
+            }
             Kernel::Fill => spec!("fill", "fill", [Write], None, ["params", "fill"]),
         }
     }

@@ -17,6 +17,7 @@ mod kernels;
 mod memory;
 mod merge;
 mod pipelines;
+mod predict;
 mod stream;
 mod swap;
 mod tier;
@@ -32,7 +33,7 @@ pub use memory::{BUFFER_USAGES, WgpuBuffer};
 pub use stream::WgpuStream;
 pub use tier::WgpuHost;
 
-use super::ops::{Append, Attend, Fold, Merge, Transfer};
+use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer};
 use super::{Backend, Caps, DeviceId, HostUse, Swap};
 use crate::{Error, Result};
 use ::wgpu::{Device, Limits, Queue};
@@ -228,6 +229,16 @@ impl Backend for WgpuBackend {
     fn merge(&self, stream: &mut WgpuStream, args: &Merge<'_, WgpuBuffer>) -> Result<()> {
         self.ready(stream)?;
         merge::merge(stream, args)
+    }
+
+    fn project(&self, stream: &mut WgpuStream, args: &Project<'_, WgpuBuffer>) -> Result<()> {
+        self.ready(stream)?;
+        predict::project(stream, args)
+    }
+
+    fn score(&self, stream: &mut WgpuStream, args: &Score<'_, WgpuBuffer>) -> Result<()> {
+        self.ready(stream)?;
+        predict::score(stream, args)
     }
 
     fn fold(&self, stream: &mut WgpuStream, args: &Fold<'_, WgpuBuffer>) -> Result<()> {
