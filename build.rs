@@ -12,8 +12,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const KERNELS: [&str; 4] = ["append", "transfer", "attend", "merge"];
-const HEADERS: [&str; 3] = ["params", "record", "numeric"];
+const KERNELS: [&str; 6] = ["append", "transfer", "attend", "merge", "project", "score"];
+const HEADERS: [&str; 4] = ["params", "record", "projections", "numeric"];
 const ARCHS: &str = "80,86,89,90,100,120";
 
 fn main() -> Result<()> {

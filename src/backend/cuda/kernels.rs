@@ -42,6 +42,9 @@ pub(super) struct Kernels {
     pub(super) transfer: CudaFunction,
     pub(super) merge: CudaFunction,
     pub(super) fold: CudaFunction,
+    pub(super) project: CudaFunction,
+    pub(super) project_queries: CudaFunction,
+    pub(super) score: CudaFunction,
     /// By the code of the page's element type, then by query tile.
     attend: Vec<[CudaFunction; QUERY_TILES.len()]>,
 }
@@ -61,6 +64,7 @@ impl Kernels {
         let function =
             |module: &Arc<CudaModule>, name: &str| module.load_function(name).map_err(failed("cuModuleGetFunction"));
         let (attend, merge) = (module(fatbin!("attend"))?, module(fatbin!("merge"))?);
+        let score = module(fatbin!("score"))?;
         let by_tile = |dtype: Dtype| {
             let [a, b, c] = QUERY_TILES.map(|q| function(&attend, &format!("attend_{}_{q}", dtype.name())));
             Ok([a?, b?, c?])
@@ -70,6 +74,9 @@ impl Kernels {
             transfer: function(&module(fatbin!("transfer"))?, "transfer")?,
             merge: function(&merge, "merge")?,
             fold: function(&merge, "fold")?,
+            project: function(&module(fatbin!("project"))?, "project")?,
+            project_queries: function(&score, "project_queries")?,
+            score: function(&score, "score")?,
             attend: Dtype::ALL.into_iter().map(by_tile).collect::<Result<_>>()?,
         })
     }

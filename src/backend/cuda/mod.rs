@@ -12,6 +12,7 @@ mod driver;
 mod kernels;
 mod memory;
 mod merge;
+mod predict;
 mod staging;
 mod stream;
 mod swap;
@@ -23,7 +24,7 @@ pub use memory::CudaMemory;
 pub use stream::{CudaEvent, CudaStream};
 pub use swap::CudaHost;
 
-use super::ops::{Append, Attend, Fold, Merge, Transfer, copy_sides, range};
+use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, copy_sides, range};
 use super::{Backend, Caps, DeviceId, HostUse, Swap, host_range};
 use crate::{Error, PageFormat, Result};
 use cudarc::driver::{CudaContext, result, sys};
@@ -304,6 +305,18 @@ impl Backend for CudaBackend {
         args.validate(self.caps())?;
         self.enter(stream)?;
         merge::fold(&self.inner.kernels, stream, args)
+    }
+
+    fn project(&self, stream: &mut CudaStream, args: &Project<'_, CudaMemory>) -> Result<()> {
+        let layout = args.validate(self.caps())?;
+        self.enter(stream)?;
+        predict::project(&self.inner.kernels, stream, args, &layout)
+    }
+
+    fn score(&self, stream: &mut CudaStream, args: &Score<'_, CudaMemory>) -> Result<()> {
+        let layout = args.validate(self.caps())?;
+        self.enter(stream)?;
+        predict::score(&self.inner.kernels, stream, args, &layout)
     }
 }
 

@@ -1,0 +1,101 @@
+// project: what are stored keys on a basis? A block takes sixteen tokens of one run and KV head: it decodes their keys
+// once, then each thread sums two columns of the basis for four tokens, in the order of the elements.
+#include "numeric.cuh"
+#include "projections.cuh"
+
+namespace {
+
+constexpr u32 THREADS = 64;
+constexpr u32 TILE = 16;   // tokens of a block
+constexpr u32 QUAD = 4;    // tokens of a thread
+constexpr u32 CHUNK = 8;   // consecutive elements that a thread decodes
+constexpr u32 MAX_DIM = 256;
+
+// Element d of the tile's tokens, with a quad of padding that spreads the elements over the banks.
+using Keys = float[MAX_DIM][TILE + QUAD];
+
+// Eight elements of a key row as floats.
+__device__ __forceinline__ void load(float (&x)[CHUNK], u64 at, u32 format) {
+    const uint4* from = reinterpret_cast<const uint4*>(at);
+    const uint4 a = __ldg(from);
+    if (format == F32) {
+        const uint4 b = __ldg(from + 1);
+        const u32 words[CHUNK] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (u32 i = 0; i < CHUNK; ++i) x[i] = __uint_as_float(words[i]);
+    } else {
+        const u32 words[4] = {a.x, a.y, a.z, a.w};
+#pragma unroll
+        for (u32 i = 0; i < CHUNK; ++i) x[i] = __uint_as_float(to_f32(words[i / 2] >> 16 * (i % 2) & 0xffff, format));
+    }
+}
+
+// Decodes the keys of tokens `first` … of a run; zeros past its end.
+__device__ __forceinline__ void stage(const RecordParams& record, u64 frame, const ProjectRun& run, u32 head, u32 first,
+                                      Keys& keys) {
+    for (u32 i = threadIdx.x; i < TILE * (record.k_dim / CHUNK); i += THREADS) {
+        const u32 token = i % TILE, element = i / TILE * CHUNK;
+        float x[CHUNK] = {};
+        if (first + token < run.tokens) {
+            const u64 row = frame + key_at(record, head, run.slot + first + token);
+            load(x, row + u64(element) * (record.format == F32 ? 4 : 2), record.format);
+        }
+#pragma unroll
+        for (u32 e = 0; e < CHUNK; ++e) keys[element + e][token] = x[e];
+    }
+}
+
+// Columns 2 × pair and 2 × pair + 1 for the four tokens of a quad.
+__device__ __forceinline__ void sum(const ProjectParams& p, const u32* matrix, const Keys& keys, u32 pair, u32 quad,
+                                    float2 (&sums)[QUAD]) {
+    const u32 pairs = p.projections.rank / 2;
+#pragma unroll 8
+    for (u32 d = 0; d < p.record.k_dim; ++d) {
+        const float2 column = unpack_pair(__ldg(matrix + d * pairs + pair));
+        const float4 key = *reinterpret_cast<const float4*>(&keys[d][quad * QUAD]);
+        const float k[QUAD] = {key.x, key.y, key.z, key.w};
+#pragma unroll
+        for (u32 t = 0; t < QUAD; ++t) {
+            sums[t].x = __fmaf_rn(k[t], column.x, sums[t].x);
+            sums[t].y = __fmaf_rn(k[t], column.y, sums[t].y);
+        }
+    }
+}
+
+}  // namespace
+
+// `tiles` blocks cover the longest run of one KV head.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    project(const __grid_constant__ ProjectParams p, const __grid_constant__ Arena arena,
+            const __grid_constant__ Arena projections, const u32* descriptors, const u32* basis, const u32 tiles) {
+    __shared__ __align__(16) Keys keys;
+    const ProjectRun* runs = reinterpret_cast<const ProjectRun*>(descriptors + p.runs_at);
+    const u32 pairs = p.projections.rank / 2;
+    const u64 total = u64(p.runs) * p.record.kv_heads * tiles;
+    for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
+        const u32 first = u32(work % tiles) * TILE;
+        const u32 head = u32(work / tiles % p.record.kv_heads);
+        const ProjectRun run = runs[work / tiles / p.record.kv_heads];
+        if (first >= run.tokens) continue;
+        __syncthreads();
+        stage(p.record, frame_at(arena, p.record, run.frame), run, head, first, keys);
+        __syncthreads();
+        const u32* matrix = basis + p.basis_base + u64(head) * p.basis_stride;
+        const u64 record = projection_at(projections, p.projections, run.page);
+        for (u32 i = threadIdx.x; i < TILE / QUAD * pairs; i += THREADS) {
+            const u32 pair = i % pairs, quad = i / pairs;
+            if (first + quad * QUAD >= run.tokens) continue;
+            float2 sums[QUAD] = {};
+            sum(p, matrix, keys, pair, quad, sums);
+#pragma unroll
+            for (u32 t = 0; t < QUAD; ++t) {
+                const u32 token = first + quad * QUAD + t;
+                if (token >= run.tokens) continue;
+                const u32 low = f32_to_bf16(__float_as_uint(sums[t].x)), high = f32_to_bf16(__float_as_uint(sums[t].y));
+                const u32 slot = run.slot + token;
+                reinterpret_cast<u32*>(record + projected_at(p.projections, head, slot))[pair] = low | high << 16;
+                if (pair == 0) *reinterpret_cast<u32*>(record + norm_at(p.projections, head, slot)) = 0;
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! How are `project` and `score` launched? A block for each sixteen tokens of a run and KV head; a block for each query
+//! vector, then up to four warps for each scored page.
+
+use super::kernels::{ArenaArg, Kernels, arg, launch};
+use super::memory::CudaMemory;
+use super::stream::CudaStream;
+use crate::Result;
+use crate::backend::ops::{Project, Score};
+use crate::backend::params::{ProjectParams, QueryParams, ScoreParams};
+use crate::predictor::Projections;
+
+/// `THREADS` and `TILE` of `kernels/project.cu`.
+const PROJECT_THREADS: u32 = 64;
+const TILE: u32 = 16;
+/// `THREADS` and `WARPS` of `kernels/score.cu`.
+const SCORE_THREADS: u32 = 128;
+const WARPS: u32 = SCORE_THREADS / 32;
+/// Bytes of projected keys that a warp takes before another one joins it.
+const WARP_BYTES: u64 = 4096;
+
+/// Launches a validated projection.
+pub(super) fn project(
+    kernels: &Kernels,
+    stream: &mut CudaStream,
+    args: &Project<'_, CudaMemory>,
+    layout: &Projections,
+) -> Result<()> {
+    let Some(longest) = args.runs.iter().map(|run| run.tokens).max() else { return Ok(()) };
+    let (arena, projections) = (ArenaArg::new(&args.arena)?, ArenaArg::new(&args.projections)?);
+    let params = ProjectParams {
+        record: args.record.params(args.arena.slab_shift),
+        projections: layout.params(args.projections.slab_shift),
+        basis_base: 0,
+        basis_stride: args.basis.head_stride / 2,
+        runs_at: 0,
+        runs: super::count(args.runs.len(), "the number of runs")?,
+    };
+    let tiles = longest.div_ceil(TILE);
+    let blocks = u64::from(params.runs) * u64::from(params.record.kv_heads) * u64::from(tiles);
+    let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.runs)])?;
+    let basis = args.basis.buffer.at(args.basis.offset);
+    let list = &mut [arg(&params), arg(&arena), arg(&projections), arg(&descriptors), arg(&basis), arg(&tiles)];
+    // SAFETY: the parameters of `project` in kernels/project.cu; frames, records, slots and basis were validated.
+    unsafe { launch(&kernels.project, stream, blocks, PROJECT_THREADS, list) }
+}
+
+/// Launches a validated score.
+pub(super) fn score(
+    kernels: &Kernels,
+    stream: &mut CudaStream,
+    args: &Score<'_, CudaMemory>,
+    layout: &Projections,
+) -> Result<()> {
+    if args.entries.is_empty() {
+        return Ok(());
+    }
+    let geometry = &args.geometry;
+    let arena = ArenaArg::new(&args.projections)?;
+    let queries = args.queries.aligned("the address of the projected queries")?;
+    let params = QueryParams {
+        q: args.q.params(0),
+        q_dtype: args.q.dtype.code(),
+        q_heads: geometry.q_heads(),
+        group: geometry.group(),
+        k_dim: geometry.k_dim(),
+        rank: args.rank,
+        basis_base: 0,
+        basis_stride: args.basis.head_stride / 2,
+        // The projected queries lie in a buffer that 32 bits count the words of.
+        rows: args.rows() as u32,
+    };
+    let (q, basis) = (args.q.buffer.at(args.q.offset), args.basis.buffer.at(args.basis.offset));
+    let vectors = u64::from(params.rows) * u64::from(params.q_heads);
+    let list = &mut [arg(&params), arg(&q), arg(&basis), arg(&queries)];
+    // SAFETY: the parameters of `project_queries` in kernels/score.cu; queries, basis and scratch were validated.
+    unsafe { launch(&kernels.project_queries, stream, vectors, SCORE_THREADS, list) }?;
+    let params = ScoreParams {
+        projections: layout.params(args.projections.slab_shift),
+        q_heads: geometry.q_heads(),
+        group: geometry.group(),
+        entries_at: 0,
+        entries: super::count(args.entries.len(), "the number of scored pages")?,
+    };
+    // Threads that share a key: eight elements each.
+    let lanes = (args.rank / 8).next_power_of_two();
+    // Warps that share a page. Which of them takes what changes no bit of a maximum.
+    let share: u32 = match layout.norm_base() / WARP_BYTES {
+        0 => 1,
+        1 => 2,
+        _ => WARPS,
+    };
+    let blocks = u64::from(params.entries).div_ceil((WARPS / share).into());
+    let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.entries)])?;
+    let out = args.out.address();
+    let list = &mut [arg(&params), arg(&arena), arg(&descriptors), arg(&queries), arg(&out), arg(&lanes), arg(&share)];
+    // SAFETY: the parameters of `score` in kernels/score.cu; records, rows and scores were validated.
+    unsafe { launch(&kernels.score, stream, blocks, SCORE_THREADS, list) }
+}
