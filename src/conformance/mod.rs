@@ -32,13 +32,16 @@ mod merge;
 mod pages;
 mod prefixes;
 mod probes;
+mod project;
 mod queue;
 mod real;
+mod records;
 mod refusals;
 mod report;
 #[cfg(test)]
 mod saboteur;
 mod scene;
+mod score;
 mod store;
 mod streams;
 mod swap;
@@ -88,7 +91,7 @@ pub struct Case<B: Backend> {
     pub name: String,
     /// What it is about.
     pub subject: Subject,
-    /// The pages' format (for `merge` the output's type); `None` where it does not matter.
+    /// The pages' format (for `merge` the output's type, for `score` the queries'); `None` where it does not matter.
     pub format: Option<PageFormat>,
     /// About how many multiplications or words it takes; slow adapters skip heavy cases.
     pub weight: u64,
@@ -129,7 +132,8 @@ impl<B: Backend> Case<B> {
         let supported = match (self.subject, self.format) {
             (Subject::Operation(operation), Some(format)) => caps.supports(operation, format),
             (Subject::Store | Subject::Swap, Some(format)) => {
-                Operation::ALL.into_iter().all(|o| caps.supports(o, format))
+                let predictor = [Operation::Project, Operation::Score];
+                Operation::ALL.into_iter().filter(|o| !predictor.contains(o)).all(|o| caps.supports(o, format))
             }
             _ => true,
         };
@@ -192,7 +196,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     memory::cases(&mut list);
     streams::cases(&mut list);
     host::cases(&mut list);
-    let groups: [fn(&mut Cases<B>, PageFormat); 14] = [
+    let groups: [fn(&mut Cases<B>, PageFormat); 16] = [
         append::cases,
         append_edges::cases,
         transfer::cases,
@@ -205,6 +209,8 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         prefixes::cases,
         large::cases,
         views::cases,
+        project::cases,
+        score::cases,
         refusals::cases,
         store::cases,
         swap::cases,

@@ -101,6 +101,8 @@ macro_rules! conformance_tests {
             $crate::conformance_tests!(@operation transfer, Transfer);
             $crate::conformance_tests!(@operation attend, Attend);
             $crate::conformance_tests!(@operation merge, Merge);
+            $crate::conformance_tests!(@operation project, Project);
+            $crate::conformance_tests!(@operation score, Score);
             $crate::conformance_tests!(@subject store, $crate::conformance::Subject::Store);
             $crate::conformance_tests!(@subject swap, $crate::conformance::Subject::Swap);
         }

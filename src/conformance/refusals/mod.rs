@@ -2,6 +2,7 @@
 
 mod attention;
 mod pages;
+mod predictor;
 
 use super::Cases;
 use crate::backend::{Backend, Operation};
@@ -14,6 +15,8 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     list.add(Operation::Transfer, format, 10_000, name, move |b| pages::transfer(b, format));
     list.add(Operation::Attend, format, 10_000, name, move |b| attention::attend(b, format));
     list.add(Operation::Merge, format, 10_000, name, move |b| attention::merge(b, format.dtype()));
+    list.add(Operation::Project, format, 10_000, name, move |b| predictor::project(b, format));
+    list.add(Operation::Score, format, 10_000, name, move |b| predictor::score(b, format.dtype()));
 }
 
 fn shape(error: &Error) -> bool {
@@ -35,4 +38,12 @@ fn beyond(error: &Error) -> bool {
 
 fn geometry(error: &Error) -> bool {
     matches!(error, Error::Geometry { .. })
+}
+
+fn config(error: &Error) -> bool {
+    matches!(error, Error::Config { .. })
+}
+
+fn unsupported(error: &Error) -> bool {
+    matches!(error, Error::Unsupported { .. })
 }

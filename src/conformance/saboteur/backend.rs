@@ -1,8 +1,8 @@
 //! What does a faulty backend do? Everything as another does, but for one deliberate fault.
 
 use crate::attention::{SPLIT, state_words};
-use crate::backend::ops::{Append, Arena, Attend, Fold, Merge, Transfer};
-use crate::backend::params::{Move, Row};
+use crate::backend::ops::{Append, Arena, Attend, Fold, Matrices, Merge, Project, Score, Transfer};
+use crate::backend::params::{Move, Row, ScoreEntry};
 use crate::backend::{Backend, Caps, DeviceBuffer, HostMemory, HostUse, Swap};
 use crate::{Dtype, PageFormat, Result, View};
 use std::sync::Arc;
@@ -66,6 +66,13 @@ pub(super) enum Fault {
     FoldsElsewhereOnly,
     FoldsNothingToNothing,
     LosesTheSignOfZero,
+    // Project and score.
+    OneMatrixForAllHeads,
+    ForgetsTheOffset,
+    ProjectsTheNextSlot,
+    ScoresOneTokenLess,
+    ScoresOneTokenMore,
+    ScoresTheFirstRow,
 }
 use Fault::*;
 
@@ -128,6 +135,14 @@ impl<B: Backend> Saboteur<B> {
         let buffer = self.honest.alloc("truncated", view.buffer.bytes())?;
         self.honest.upload(stream, &buffer, 0, &bytes)?;
         Ok(View { buffer, ..view.clone() })
+    }
+
+    fn matrices<'a>(&self, basis: &Matrices<'a, B::Buffer>) -> Matrices<'a, B::Buffer> {
+        match self.fault {
+            OneMatrixForAllHeads => Matrices { head_stride: 0, ..*basis },
+            ForgetsTheOffset => Matrices { offset: 0, ..*basis },
+            _ => *basis,
+        }
     }
 
     /// Changes the log-sum-exps after a merge.
@@ -362,5 +377,53 @@ impl<B: Backend> Backend for Saboteur<B> {
         rows.retain(|row| !(self.is(FoldsNothingToNothing) && row.states == 0));
         self.honest.fold(stream, &Fold { rows: &rows, ..*args })?;
         if self.is(LosesTheSignOfZero) { self.add_zero(stream, args) } else { Ok(()) }
+    }
+
+    fn project(&self, stream: &mut B::Stream, args: &Project<'_, B::Buffer>) -> Result<()> {
+        let mut runs = self.grid(args.runs);
+        for run in &mut runs {
+            if self.is(LosesTheLastToken) && run.tokens > 1 {
+                run.tokens -= 1;
+            }
+            if self.is(WritesTheNextSlot) && run.slot + run.tokens < args.record.geometry().page_tokens() {
+                run.slot += 1;
+            }
+            if self.is(ProjectsTheNextSlot) && run.slot + run.tokens < args.record.geometry().page_tokens() {
+                run.tokens += 1;
+            }
+        }
+        let slabs = [&args.arena, &args.projections].map(|arena| self.slabs(arena));
+        let args = Project {
+            arena: Arena { slabs: &slabs[0], ..args.arena },
+            projections: Arena { slabs: &slabs[1], ..args.projections },
+            basis: self.matrices(&args.basis),
+            runs: &runs,
+            ..*args
+        };
+        self.honest.project(stream, &args)
+    }
+
+    fn score(&self, stream: &mut B::Stream, args: &Score<'_, B::Buffer>) -> Result<()> {
+        let change = |entry: &ScoreEntry| match self.fault {
+            ScoresOneTokenLess => ScoreEntry { tokens: entry.tokens.saturating_sub(1), ..*entry },
+            ScoresOneTokenMore if entry.tokens < args.geometry.page_tokens() => {
+                ScoreEntry { tokens: entry.tokens + 1, ..*entry }
+            }
+            ScoresTheFirstRow => ScoreEntry { row: 0, ..*entry },
+            _ => *entry,
+        };
+        let entries: Vec<ScoreEntry> = args.entries.iter().map(change).collect();
+        let mut q = args.q.clone();
+        if self.is(AsksOneQueryForAllHeads) {
+            q.strides[1] = 0;
+        }
+        let args = Score {
+            projections: Arena { slabs: &self.slabs(&args.projections), ..args.projections },
+            q: &q,
+            basis: self.matrices(&args.basis),
+            entries: &self.grid(&entries),
+            ..*args
+        };
+        self.honest.score(stream, &args)
     }
 }

@@ -138,6 +138,35 @@ fn faults_of_folds_are_noticed() {
 }
 
 #[test]
+fn faults_of_project_are_noticed() {
+    let faults = [
+        LosesTheLastToken,
+        WritesTheNextSlot,
+        ProjectsTheNextSlot,
+        OneMatrixForAllHeads,
+        ForgetsTheOffset,
+        KnowsOneSlab,
+        GridOf65535,
+    ];
+    faults.into_iter().for_each(|fault| noticed_in(fault, Operation::Project));
+}
+
+#[test]
+fn faults_of_score_are_noticed() {
+    let faults = [
+        ScoresOneTokenLess,
+        ScoresOneTokenMore,
+        ScoresTheFirstRow,
+        AsksOneQueryForAllHeads,
+        OneMatrixForAllHeads,
+        ForgetsTheOffset,
+        KnowsOneSlab,
+        GridOf65535,
+    ];
+    faults.into_iter().for_each(|fault| noticed_in(fault, Operation::Score));
+}
+
+#[test]
 fn the_generator_is_normal_and_repeatable() {
     let draw = || {
         let mut rng = Rng::new(1);
