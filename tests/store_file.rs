@@ -154,6 +154,14 @@ fn each_refused_open_names_its_part_and_leaves_the_file_alone() {
     assert!(matches!(none, Err(Error::Config { field: "slots", .. })));
 
     std::fs::write(&path, &good).unwrap();
+    for engine in [EngineChoice::Uring, EngineChoice::Threads] {
+        let here = FileOptions { engine, direct: DirectChoice::Always, ..Default::default() };
+        if let Err(error) = StoreFile::create(folder.path().join("f"), &here, identity(), 1) {
+            println!("not here: {error}");
+            assert_eq!(StoreFile::open(&path, &here, identity()).map(|_| ()), Err(error));
+            assert!(std::fs::read(&path).unwrap() == good);
+        }
+    }
     let (file, _) = StoreFile::open(&path, &options, identity()).unwrap();
     check(&file, &file.read(vec![empty(&file, 3, &[1, 1])]).unwrap().wait()[0], &[1, 1]);
     drop(file);
@@ -264,9 +272,13 @@ fn a_disk_that_is_too_small_is_an_error_with_the_size_and_nothing_is_lost() {
     let folder = tempfile::tempdir().unwrap();
     let large = Identity { geometry: Geometry::new(1, 4096, 4096, 256).page_size(256), ..identity() };
     let (path, options) = (folder.path().join("pages"), FileOptions::default());
-    let create = || StoreFile::create(&path, &options, large, u32::MAX).unwrap_err();
-    let Error::File { operation: "preallocate", message, .. } = create() else { panic!("{}", create()) };
-    assert!(message.contains(&(HEADER as u64 + (1 << 30) * u64::from(u32::MAX)).to_string()), "{message}");
+    let create = || match StoreFile::create(&path, &options, large, 1 << 20) {
+        Ok(_) => panic!("{} has room for 1 PiB, or says so", path.display()),
+        Err(Error::File { operation: "preallocate", message, .. }) => message,
+        Err(other) => panic!("{other}"),
+    };
+    let message = create();
+    assert!(message.contains(&(HEADER as u64 + (1 << 50)).to_string()), "{message}");
     assert!(!path.exists());
 
     let file = StoreFile::create(&path, &options, identity(), SLOTS).unwrap();
