@@ -193,6 +193,29 @@ fn bytes_damaged_on_disk_are_found_by_the_page() {
     }
 }
 
+#[test]
+fn a_file_cut_under_its_store_is_short_by_so_many_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pages");
+    for (options, mode) in modes(folder.path()) {
+        let file = StoreFile::create(&path, &options, identity(), SLOTS).unwrap();
+        file.write(vec![run(&file, 60, &[1; 4])]).unwrap().wait();
+        let cut = |bytes: usize| {
+            let other = std::fs::File::options().write(true).open(&path).unwrap();
+            other.set_len((HEADER + 63 * 8192 + bytes) as u64).unwrap();
+            file.read(vec![empty(&file, 60, &[1; 4])]).unwrap().wait().remove(0)
+        };
+        check(&file, &cut(4352), &[1; 4]);
+        for got in [4351, 511, 0] {
+            let results = cut(got).results;
+            assert_eq!(results[..3], [Ok(()), Ok(()), Ok(())], "{mode}");
+            assert_eq!(results[3], Err(PageFault::Short { slot: 63, got: got as u64, expected: 4352 }), "{mode}");
+        }
+        file.write(vec![run(&file, 63, &[2])]).unwrap().wait();
+        check(&file, &file.read(vec![empty(&file, 63, &[2])]).unwrap().wait()[0], &[2]);
+    }
+}
+
 /// Where the child of the lock test finds the file.
 const LOCKED: &str = "KVTIDE_TEST_LOCKED_FILE";
 
