@@ -2,7 +2,7 @@
 
 use super::format::{Index, Layout, wrong};
 use super::lock;
-use crate::{PageFault, Result};
+use crate::{Error, PageFault, Result};
 use std::sync::Mutex;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -29,8 +29,15 @@ pub(super) fn checksum(slot: u32, generation: u64, record: &[u8]) -> u64 {
 
 impl Directory {
     /// Nothing written yet.
-    pub(super) fn new(layout: &Layout) -> Self {
-        Directory { entries: Mutex::new(vec![Entry::default(); layout.slots as usize]) }
+    pub(super) fn new(layout: &Layout) -> Result<Self> {
+        let (mut entries, slots) = (Vec::new(), layout.slots as usize);
+        entries.try_reserve_exact(slots).map_err(|_| Error::OutOfMemory {
+            backend: "store file",
+            bytes: u64::from(layout.slots) * ENTRY as u64,
+            purpose: "generation and checksum of each slot".to_owned(),
+        })?;
+        entries.resize(slots, Entry::default());
+        Ok(Directory { entries: Mutex::new(entries) })
     }
 
     /// The slot's generation; 0 when it holds nothing.
@@ -95,13 +102,12 @@ impl Directory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Error;
 
     const LAYOUT: Layout = Layout { record: 8, stride: 4096, slots: 3 };
 
     #[test]
     fn a_record_is_bound_to_its_slot_and_generation() {
-        let directory = Directory::new(&LAYOUT);
+        let directory = Directory::new(&LAYOUT).unwrap();
         directory.set(1, 7, checksum(1, 7, b"12345678"));
         assert_eq!(directory.verify(1, 7, b"12345678"), Ok(()));
         assert!(matches!(directory.verify(1, 7, b"12345679"), Err(PageFault::Corrupt { slot: 1, generation: 7, .. })));
@@ -113,7 +119,7 @@ mod tests {
 
     #[test]
     fn an_index_reads_back_and_a_damaged_one_is_refused() {
-        let directory = Directory::new(&LAYOUT);
+        let directory = Directory::new(&LAYOUT).unwrap();
         directory.set(2, u64::MAX, 5);
         let (bytes, index) = directory.encode(&LAYOUT, b"blob");
         let (back, blob) = Directory::decode("f", &LAYOUT, &index, bytes.clone()).unwrap();

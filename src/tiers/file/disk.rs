@@ -22,6 +22,7 @@ pub(super) struct Op {
 
 /// What becomes of an I/O before it reaches the system.
 #[derive(Debug)]
+#[cfg_attr(not(any(test, feature = "conformance")), allow(dead_code, reason = "only faults give answers of their own"))]
 pub(super) enum Verdict {
     /// The first `len` bytes are moved; the engine is told `report` instead of what came out, if that is given.
     Pass { len: usize, report: Option<usize> },

@@ -25,12 +25,8 @@ impl Workers {
         self.queue.push(runs);
     }
 
-    /// Ends the threads once every run has ended.
-    pub(super) fn finish(&mut self) {
-        self.end(false);
-    }
-
-    fn end(&mut self, abandon: bool) {
+    /// Ends the threads; `abandon`: runs that wait end as [`PageFault::Closed`](crate::PageFault::Closed).
+    pub(super) fn end(&mut self, abandon: bool) {
         self.queue.close(abandon);
         // A thread that panicked has delivered its runs as closed.
         self.threads.drain(..).for_each(|thread| drop(thread.join()));

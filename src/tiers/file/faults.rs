@@ -94,7 +94,7 @@ impl Faults {
         lock(&self.state.script).delay = by;
     }
 
-    /// I/O stands still until [`release`](Self::release).
+    /// I/O stands still until [`release`](Self::release), and so does whoever drops or closes the file.
     pub fn hold(&self) {
         lock(&self.state.script).held = true;
     }

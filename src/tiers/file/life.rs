@@ -25,7 +25,6 @@ pub struct StoreFile {
     header: Header,
     mode: Mode,
     shared: Arc<Shared>,
-    // Ended before the disk, and with it the lock, goes.
     workers: Workers,
     disk: Arc<Disk>,
     lock: File,
@@ -46,7 +45,8 @@ impl StoreFile {
     ///
     /// # Errors
     /// [`Error::Config`] and [`Error::Geometry`] for arguments that make no sense, [`Error::Locked`] when a store has the
-    /// file open, [`Error::File`] when the system refuses, for example for want of space, [`Error::Unavailable`] when the
+    /// file open, [`Error::File`] when the system refuses, for example for want of space, [`Error::OutOfMemory`] for the 16 bytes
+    /// that each slot takes in memory, [`Error::Unavailable`] when the
     /// options ask for an engine that does not work here. A file that was there keeps its content when it is locked or
     /// when the space for the new one is known to be missing.
     pub fn create(path: impl AsRef<Path>, options: &FileOptions, identity: Identity, slots: u32) -> Result<Self> {
@@ -81,7 +81,7 @@ impl StoreFile {
         let is_new = !path.exists();
         let file = open_locked(path, true)?;
         let made = preallocate(&file, path, layout.end()).and_then(|()| {
-            let (header, directory) = (Header::new(identity, &layout), Directory::new(&layout));
+            let (header, directory) = (Header::new(identity, &layout), Directory::new(&layout)?);
             Self::start(path, file, options, Content { header, layout, directory, hook, old: None })
         });
         if made.is_err() && is_new {
@@ -146,7 +146,7 @@ impl StoreFile {
     /// # Errors
     /// [`Error::File`] when the system refuses; the file is then not closed, and can't be opened again.
     pub fn close(mut self, index: &[u8]) -> Result<()> {
-        self.workers.finish();
+        self.workers.end(false);
         let (bytes, place) = self.shared.directory.encode(&self.shared.layout, index);
         let put = |bytes: &[u8], offset, what| {
             write_all(&self.lock, bytes, offset).map_err(|error| refused(&self.path, what, error))?;
@@ -215,6 +215,14 @@ impl StoreFile {
     /// Where the file is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+impl Drop for StoreFile {
+    fn drop(&mut self) {
+        self.workers.end(true);
+        // A process that is being started may still hold copies of the handles, and with them the lock.
+        let _ = self.lock.unlock();
     }
 }
 

@@ -79,7 +79,7 @@ pub struct Mode {
     pub engine: Engine,
     /// Whether they go past the page cache.
     pub direct: bool,
-    /// What was tried or ruled out before, and why; empty when nothing better exists.
+    /// What better was not asked for, or was tried and why it did not work; empty when nothing better exists.
     pub reason: String,
 }
 
@@ -99,32 +99,36 @@ fn name(engine: Engine, direct: bool) -> &'static str {
     }
 }
 
-/// Tries what the options allow, best first, and says what came out; `Err` has every reason.
+/// Tries what the options allow, best first, and says what came out; `Err` has the reason of every try.
 pub(super) fn first_that_works<T>(
     options: &FileOptions,
     mut attempt: impl FnMut(Engine, bool) -> Result<T, String>,
 ) -> Result<(T, Mode), String> {
     let mut reasons: Vec<String> = Vec::new();
-    for (engine, direct) in
-        [(Engine::Uring, true), (Engine::Uring, false), (Engine::Threads, true), (Engine::Threads, false)]
-    {
-        let engine_asked = !matches!(
-            (options.engine, engine),
-            (EngineChoice::Uring, Engine::Threads) | (EngineChoice::Threads, Engine::Uring)
-        );
-        let direct_asked = match options.direct {
-            DirectChoice::Auto => true,
-            DirectChoice::Never => !direct,
-            DirectChoice::Always => direct,
-        };
-        let outcome = if engine_asked && direct_asked {
-            attempt(engine, direct)
-        } else {
-            Err("ruled out by the options".to_owned())
-        };
-        match outcome {
-            Ok(it) => return Ok((it, Mode { engine, direct, reason: reasons.join("; ") })),
-            Err(reason) => reasons.push(format!("{}: {reason}", name(engine, direct))),
+    let mut engines = vec![Engine::Uring, Engine::Threads];
+    let mut handles = vec![true, false];
+    match options.engine {
+        EngineChoice::Auto => {}
+        EngineChoice::Uring => engines.retain(|&engine| engine == Engine::Uring),
+        EngineChoice::Threads => {
+            engines.retain(|&engine| engine == Engine::Threads);
+            reasons.push("io_uring was not asked for".to_owned());
+        }
+    }
+    match options.direct {
+        DirectChoice::Auto => {}
+        DirectChoice::Always => handles.retain(|&direct| direct),
+        DirectChoice::Never => {
+            handles.retain(|&direct| !direct);
+            reasons.push("direct I/O was not asked for".to_owned());
+        }
+    }
+    for engine in engines {
+        for &direct in &handles {
+            match attempt(engine, direct) {
+                Ok(it) => return Ok((it, Mode { engine, direct, reason: reasons.join("; ") })),
+                Err(reason) => reasons.push(format!("{}: {reason}", name(engine, direct))),
+            }
         }
     }
     Err(reasons.join("; "))

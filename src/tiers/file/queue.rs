@@ -6,11 +6,8 @@ use std::collections::VecDeque;
 #[cfg(target_os = "linux")]
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 #[cfg(target_os = "linux")]
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering::SeqCst},
-};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 #[derive(Default)]
 struct State {
@@ -83,6 +80,15 @@ impl Queue {
         if let Some(bell) = &self.bell {
             bell.ring();
         }
+    }
+}
+
+/// Closes the queue when the thread that serves it ends, also by a panic: nobody waits for a thread that is gone.
+pub(super) struct Served(pub(super) Arc<Queue>);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.0.close(true);
     }
 }
 

@@ -292,3 +292,42 @@ fn runs_that_do_not_fit_are_refused_and_none_is_begun() {
     assert!(matches!(refused(short), Error::Shape { got: 8191, expected: 8192, .. }));
     assert_eq!((bench.file.stats().writes, bench.file.generation(0)), (0, None));
 }
+
+#[test]
+fn what_the_system_itself_refuses_is_an_error_of_its_page() {
+    use std::sync::Arc;
+    let path = tempfile::NamedTempFile::new().unwrap();
+    let layout = format::Layout { record: 4352, stride: 8192, slots: 2 };
+    let each = |name: &str, start: &dyn Fn(&Arc<disk::Disk>) -> std::io::Result<Arc<queue::Queue>>| {
+        // Open for reading alone: every write comes back as EBADF.
+        let plain = std::fs::File::open(path.path()).unwrap();
+        let disk = Arc::new(disk::Disk { plain, direct: None, hook: None, meter: Default::default() });
+        let directory = directory::Directory::new(&layout).unwrap();
+        let shared = Arc::new(Shared { layout, directory, counters: Default::default() });
+        let queue = match start(&disk) {
+            Ok(queue) => queue,
+            Err(error) => return println!("not here: {name}: {error}"),
+        };
+        let (batch, tickets) = Batch::new(1);
+        let run = Run { first: 0, generations: vec![1, 1], buffer: AlignedBuffer::new(2 * 8192) };
+        queue.push(tickets.map(|ticket| transfer::Transfer::new(shared.clone(), true, run.clone(), ticket)).collect());
+        let done = batch.wait().remove(0);
+        queue.close(true);
+        for (slot, result) in (0..).zip(done.results) {
+            assert!(
+                matches!(result, Err(PageFault::Io { slot: s, code: Some(9), .. }) if s == slot),
+                "{name}: {result:?}"
+            );
+        }
+    };
+    each("threads", &|disk| {
+        let queue = Arc::new(queue::Queue::default());
+        threads::start(disk, &queue, 2).map(|_| queue)
+    });
+    #[cfg(target_os = "linux")]
+    each("io_uring", &|disk| {
+        let bell = Arc::new(queue::Bell::new()?);
+        let queue = Arc::new(queue::Queue::with_bell(bell.clone()));
+        uring::start(uring::Ring::new(4)?, disk, &queue, bell).map(|_| queue)
+    });
+}

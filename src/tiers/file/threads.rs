@@ -1,7 +1,7 @@
 //! The engine that runs anywhere: a pool of threads with positioned reads and writes.
 
 use super::disk::Disk;
-use super::queue::Queue;
+use super::queue::{Queue, Served};
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use std::thread::JoinHandle;
 pub(super) fn start(disk: &Arc<Disk>, queue: &Arc<Queue>, threads: u32) -> io::Result<Vec<JoinHandle<()>>> {
     let mut started = Vec::new();
     for number in 0..threads {
-        let (disk, worker_queue) = (disk.clone(), queue.clone());
+        let (disk, served) = (disk.clone(), Served(queue.clone()));
         let builder = std::thread::Builder::new().name(format!("kvtide-file-{number}"));
-        match builder.spawn(move || work(&disk, &worker_queue)) {
+        match builder.spawn(move || work(&disk, &served.0)) {
             Ok(thread) => started.push(thread),
             // Some threads are enough.
             Err(_) if !started.is_empty() => break,

@@ -5,7 +5,7 @@
 
 use super::aligned::AlignedBuffer;
 use super::disk::{Disk, Op, Verdict};
-use super::queue::{Bell, Next, Queue};
+use super::queue::{Bell, Next, Queue, Served};
 use super::transfer::Transfer;
 use io_uring::{IoUring, opcode, squeue, types::Fd};
 use std::fs::File;
@@ -220,19 +220,11 @@ impl Drop for Ring {
 pub(super) fn start(ring: Ring, disk: &Arc<Disk>, queue: &Arc<Queue>, bell: Arc<Bell>) -> io::Result<JoinHandle<()>> {
     let (disk, queue) = (disk.clone(), queue.clone());
     std::thread::Builder::new().name("kvtide-file-ring".to_owned()).spawn(move || {
-        // Dropped after the ring, also by a panic: nobody waits for a thread that is gone.
-        let queue = CloseOnExit(queue);
+        // Dropped after the ring.
+        let queue = Served(queue);
         let mut ring = ring;
         if let Err(error) = ring.serve(&disk, &queue.0, &bell) {
             tracing::error!(%error, "the io_uring of a store file failed; the file is closed");
         }
     })
-}
-
-struct CloseOnExit(Arc<Queue>);
-
-impl Drop for CloseOnExit {
-    fn drop(&mut self) {
-        self.0.close(true);
-    }
 }
