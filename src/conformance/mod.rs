@@ -196,7 +196,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     memory::cases(&mut list);
     streams::cases(&mut list);
     host::cases(&mut list);
-    let groups: [fn(&mut Cases<B>, PageFormat); 16] = [
+    let groups: [fn(&mut Cases<B>, PageFormat); 17] = [
         append::cases,
         append_edges::cases,
         transfer::cases,

@@ -1,6 +1,6 @@
 //! How do tests run the suite? What `conformance_tests!` expands to calls in here.
 
-use super::{Subject, cases, memory, run, store, swap};
+use super::{Subject, cases, host, memory, run, store};
 use crate::backend::Backend;
 use crate::{PageFormat, Result};
 

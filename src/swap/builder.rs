@@ -28,7 +28,15 @@ pub struct SwapBuilder<B: Backend> {
 
 impl<B: Backend> SwapBuilder<B> {
     pub(super) fn new(backend: B, geometry: Geometry) -> Self {
-        SwapBuilder { backend, stream: None, geometry, config: SwapConfig::default(), tier: None, policy: None, basis: None }
+        SwapBuilder {
+            backend,
+            stream: None,
+            geometry,
+            config: SwapConfig::default(),
+            tier: None,
+            policy: None,
+            basis: None,
+        }
     }
 
     /// Bytes of frames on the device at most.
@@ -116,7 +124,8 @@ impl<B: Backend> SwapBuilder<B> {
         });
         check_policy(&self.config, self.basis.is_some(), policy.wants_scores())?;
         let pages = store.pool.page_limit;
-        let predictor = self.basis.map(|basis| Predictor::new(&backend, record.geometry(), basis, pages)).transpose()?;
+        let predictor =
+            self.basis.map(|basis| Predictor::new(&backend, record.geometry(), basis, pages)).transpose()?;
         let mut swap = HighSpeedSwap {
             store,
             config: self.config,

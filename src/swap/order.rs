@@ -54,7 +54,8 @@ impl<B: Backend> HighSpeedSwap<B> {
         let windows: Vec<Range<u32>> =
             (from..to).step_by(width as usize).map(|split| split..(split + width).min(to)).collect();
         // What is missing is asked when a window is fetched.
-        let tile = |window: &Range<u32>| Piece { spans: vec![Span { sequence: 0, splits: window.clone() }], missing: 0 };
+        let tile =
+            |window: &Range<u32>| Piece { spans: vec![Span { sequence: 0, splits: window.clone() }], missing: 0 };
         let tiles = windows.iter().map(tile).collect();
         let mut cast = Cast { ids: vec![id], needs: vec![Need { splits: from..to, pages }], ..Cast::default() };
         cast.by_table.extend(rows.iter().map(|row| (row.table, 0)));

@@ -6,7 +6,7 @@
 use super::fetch::Wanted;
 use super::{HighSpeedSwap, SwapConfig};
 use crate::backend::ops::{Arena, View};
-use crate::backend::ops_predict::{Matrices, Project, Score};
+use crate::backend::ops::{Matrices, Project, Score};
 use crate::backend::params::{ProjectRun, ScoreEntry};
 use crate::backend::{Backend, DeviceBuffer};
 use crate::pages::frames::Frames;
@@ -31,6 +31,8 @@ pub(super) struct Predictor<B: Backend> {
     /// Numbers of records, in slabs; all are used, by page number.
     records: Frames,
     limits: SlabLimits,
+    /// The most records there may be.
+    most: u64,
     queries: Option<B::Buffer>,
     /// Scores under way, oldest first, and buffers of earlier ones.
     pending: VecDeque<Pending<B>>,
@@ -84,6 +86,7 @@ impl<B: Backend> Predictor<B> {
             slabs: Vec::new(),
             records: Frames::new(frames.next_power_of_two().trailing_zeros()),
             limits,
+            most: pages,
             queries: None,
             pending: VecDeque::new(),
             spare: Vec::new(),
@@ -93,7 +96,7 @@ impl<B: Backend> Predictor<B> {
 
     /// Room for the projections of pages below `pages`.
     fn grow(&mut self, backend: &B, pages: u64) -> Result<()> {
-        let (capacity, most) = (self.records.capacity(), self.limits.addressable());
+        let (capacity, most) = (self.records.capacity(), self.most);
         let target = growth::target(capacity, pages, STEP, most).unwrap_or(most);
         for records in self.limits.add(self.slabs.len() as u64, capacity, target, most) {
             self.slabs.push(backend.alloc("kvtide projections", u64::from(records) * self.layout.stride())?);

@@ -142,6 +142,11 @@ impl Residency {
         self.page(page).travel == Travel::In
     }
 
+    /// Whether the tier holds what the page holds.
+    pub(crate) fn is_clean(&self, page: u32) -> bool {
+        self.page(page).slot != NONE
+    }
+
     /// Whether it should be written out: full, on the device alone, and not on its way.
     pub(crate) fn wants_out(&self, page: u32) -> bool {
         let page = self.page(page);

@@ -96,7 +96,7 @@ impl Extents {
     }
 
     /// Whether counts, slots and blocks agree.
-    #[cfg(any(test, feature = "conformance"))]
+    #[cfg(test)]
     pub(crate) fn is_consistent(&self) -> bool {
         let mut taken = vec![0; self.taken.len()];
         (0..self.slots).filter(|&slot| self.is_taken(slot)).for_each(|slot| taken[(slot / self.block) as usize] += 1);

@@ -21,7 +21,7 @@ pub fn config(frames: u64) -> SwapConfig {
 }
 
 /// Values that depend on sequence, layer, token and element.
-fn values(seed: u64, count: usize) -> Vec<f32> {
+pub fn values(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let next = || {
         state ^= state << 13;
