@@ -10,7 +10,7 @@ use crate::record::Record;
 use crate::store::PagedStore;
 use crate::tiers::Tier;
 use crate::{Error, Geometry, Result};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// What a [`HighSpeedSwap`] is made of. See [`HighSpeedSwap::builder`].
 #[derive(Debug)]
@@ -119,6 +119,7 @@ impl<B: Backend> SwapBuilder<B> {
             last_layer: None,
             meter: Meter::default(),
             fault: None,
+            lost: HashMap::new(),
             restored: Vec::new(),
         };
         swap.restore()?;

@@ -51,6 +51,7 @@ impl<B: Backend> HighSpeedSwap<B> {
         match self.ask(&moves, newest) {
             Ok(ticket) => {
                 self.meter.fetched(moves.len());
+                self.lost.retain(|page, _| !absent.contains(page));
                 self.flights.push_back(Flight { ticket, pages: absent });
                 Ok(0)
             }
@@ -133,8 +134,8 @@ impl<B: Backend> HighSpeedSwap<B> {
     }
 
     /// Brings pages of one sequence's layer to the device (page numbers with their places in the sequence) and waits for
-    /// the device to have them before anything enqueued later. They must be pinned. A page that failed in somebody else's
-    /// flight, or never was asked for, is asked for here.
+    /// the device to have them before anything enqueued later. They must be pinned. A page that failed in a flight which
+    /// landed elsewhere is asked for once more, where there is room.
     ///
     /// # Errors
     /// [`Error::Page`] with the first page that did not come.
@@ -146,14 +147,15 @@ impl<B: Backend> HighSpeedSwap<B> {
             }
             let absent = pages.iter().map(|&(page, _)| page).filter(|&page| !self.resident().is_resident(page));
             let absent: Vec<u32> = absent.collect();
-            if absent.iter().all(|page| faults.iter().any(|(failed, _)| failed == page)) {
+            let failed = absent.iter().all(|page| faults.iter().any(|(failed, _)| failed == page));
+            if failed || self.try_fetch(&absent)? > 0 {
                 break;
             }
-            self.fetch(&absent)?;
         }
         for &(number, page) in pages {
             if !self.resident().is_resident(number) {
                 let fault = faults.into_iter().find(|(failed, _)| *failed == number).map(|(_, fault)| fault);
+                let fault = fault.or_else(|| self.lost.remove(&number));
                 let slot = self.resident().slot(number).map_or(u32::MAX, |(slot, _)| slot);
                 let fault = fault.unwrap_or(PageFault::Closed { slot });
                 return Err(Error::Page { sequence, layer, page, fault });

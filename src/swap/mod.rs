@@ -34,12 +34,12 @@ pub use stats::{AttendStats, SwapStats};
 use crate::backend::Backend;
 use crate::store::{PagedStore, Sequence, StepPlan};
 use crate::tiers::{Lane, Tier};
-use crate::{Error, Geometry, Result};
+use crate::{Error, Geometry, PageFault, Result};
 use fetch::Flight;
 use marks::Marks;
 use spill::Departure;
 use stats::Meter;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 /// A paged KV cache whose pages may leave the device, for as many tokens as the tier holds.
 ///
@@ -95,6 +95,8 @@ pub struct HighSpeedSwap<B: Backend> {
     meter: Meter<B>,
     /// The first page that could not be written out, until a call reports it or a later try succeeds.
     fault: Option<(u32, Error)>,
+    /// Pages that did not come in a flight which nobody waited for, until they are asked for again.
+    lost: HashMap<u32, PageFault>,
     /// Sequences of an earlier store, until they are taken.
     restored: Vec<Sequence>,
 }

@@ -170,7 +170,8 @@ impl<B: Backend> HighSpeedSwap<B> {
                 continue;
             }
             if !self.flights.is_empty() {
-                self.land_front()?;
+                let failed = self.land_front()?;
+                self.lost.extend(failed);
                 continue;
             }
             return Ok(false);
