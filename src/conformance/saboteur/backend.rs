@@ -5,8 +5,9 @@ use crate::backend::ops::{Append, Arena, Attend, Fold, Merge, Transfer};
 use crate::backend::params::Row;
 use crate::backend::{Backend, Caps, DeviceBuffer, HostUse, Swap};
 use crate::{Dtype, PageFormat, Result, View};
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A backend that does everything as another does, but for one fault.
@@ -15,6 +16,8 @@ pub(super) struct Saboteur<B> {
     honest: B,
     fault: Fault,
     calls: Arc<AtomicU32>,
+    /// Host records that have been written.
+    written: Arc<Mutex<HashSet<u32>>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,12 +58,17 @@ pub(super) enum Fault {
     LogsInBase2,
     FiniteMinusInfinity,
     LeavesEmptyRows,
+    // Tiers.
+    LosesTheLastPageOut,
+    LosesTheLastPageIn,
+    TakesTheNeighboursPage,
+    KeepsOldRecords,
 }
 use Fault::*;
 
 impl<B: Backend> Saboteur<B> {
     pub(super) fn new(honest: B, fault: Fault) -> Self {
-        Saboteur { honest, fault, calls: Arc::default() }
+        Saboteur { honest, fault, calls: Arc::default(), written: Arc::default() }
     }
 
     fn is(&self, fault: Fault) -> bool {
@@ -182,11 +190,26 @@ impl<B: Backend> Backend for Saboteur<B> {
     }
 
     fn swap_out(&self, stream: &mut B::Stream, args: &Swap<'_, B::Buffer, B::Host>) -> Result<()> {
-        self.honest.swap_out(stream, args)
+        let mut moves = args.moves.to_vec();
+        if self.is(LosesTheLastPageOut) {
+            moves.pop();
+        }
+        if self.is(KeepsOldRecords) {
+            let mut written = self.written.lock().expect("no thread panics with it");
+            moves.retain(|one| written.insert(one.to));
+        }
+        self.honest.swap_out(stream, &Swap { moves: &moves, ..*args })
     }
 
     fn swap_in(&self, stream: &mut B::Stream, args: &Swap<'_, B::Buffer, B::Host>) -> Result<()> {
-        self.honest.swap_in(stream, args)
+        let mut moves = args.moves.to_vec();
+        if self.is(LosesTheLastPageIn) {
+            moves.pop();
+        }
+        if self.is(TakesTheNeighboursPage) {
+            moves.iter_mut().for_each(|one| one.from ^= 1);
+        }
+        self.honest.swap_in(stream, &Swap { moves: &moves, ..*args })
     }
 
     fn flush(&self, stream: &mut B::Stream) -> Result<()> {
