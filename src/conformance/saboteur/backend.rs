@@ -5,8 +5,9 @@ use crate::backend::ops::{Append, Arena, Attend, Fold, Matrices, Merge, Project,
 use crate::backend::params::{Move, Row, ScoreEntry};
 use crate::backend::{Backend, Caps, DeviceBuffer, HostMemory, HostUse, Swap};
 use crate::{Dtype, PageFormat, Result, View};
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A backend that does everything as another does, but for one fault.
@@ -15,6 +16,8 @@ pub(super) struct Saboteur<B> {
     honest: B,
     fault: Fault,
     calls: Arc<AtomicU32>,
+    /// Host records that have been written.
+    written: Arc<Mutex<HashSet<u32>>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,12 +76,17 @@ pub(super) enum Fault {
     ScoresOneTokenLess,
     ScoresOneTokenMore,
     ScoresTheFirstRow,
+    // Tiers.
+    LosesTheLastPageOut,
+    LosesTheLastPageIn,
+    TakesTheNeighboursPage,
+    KeepsOldRecords,
 }
 use Fault::*;
 
 impl<B: Backend> Saboteur<B> {
     pub(super) fn new(honest: B, fault: Fault) -> Self {
-        Saboteur { honest, fault, calls: Arc::default() }
+        Saboteur { honest, fault, calls: Arc::default(), written: Arc::default() }
     }
 
     fn is(&self, fault: Fault) -> bool {
@@ -237,7 +245,14 @@ impl<B: Backend> Backend for Saboteur<B> {
     }
 
     fn swap_out(&self, stream: &mut B::Stream, args: &Swap<'_, B::Buffer, B::Host>) -> Result<()> {
-        let (moves, slabs) = (self.swapped(args.moves), self.slabs(&args.arena));
+        let (mut moves, slabs) = (self.swapped(args.moves), self.slabs(&args.arena));
+        if self.is(LosesTheLastPageOut) {
+            moves.pop();
+        }
+        if self.is(KeepsOldRecords) {
+            let mut written = self.written.lock().expect("no thread panics with it");
+            moves.retain(|one| written.insert(one.to));
+        }
         let offset = if self.is(IgnoresTheHostOffset) { 0 } else { args.offset };
         let arena = Arena { slabs: &slabs, ..args.arena };
         self.honest.swap_out(stream, &Swap { arena, offset, moves: &moves, ..*args })?;
@@ -251,7 +266,13 @@ impl<B: Backend> Backend for Saboteur<B> {
     }
 
     fn swap_in(&self, stream: &mut B::Stream, args: &Swap<'_, B::Buffer, B::Host>) -> Result<()> {
-        let (moves, slabs) = (self.swapped(args.moves), self.slabs(&args.arena));
+        let (mut moves, slabs) = (self.swapped(args.moves), self.slabs(&args.arena));
+        if self.is(LosesTheLastPageIn) {
+            moves.pop();
+        }
+        if self.is(TakesTheNeighboursPage) {
+            moves.iter_mut().for_each(|one| one.from ^= 1);
+        }
         let arena = Arena { slabs: &slabs, ..args.arena };
         self.honest.swap_in(stream, &Swap { arena, moves: &moves, ..*args })
     }

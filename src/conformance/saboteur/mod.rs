@@ -130,6 +130,14 @@ fn faults_of_merge_are_noticed() {
     }
 }
 
+/// A tier that loses pages, mixes them up or keeps what a slot held before, and says that all is well.
+#[test]
+fn faults_of_tiers_are_noticed() {
+    for fault in [LosesTheLastPageOut, LosesTheLastPageIn, TakesTheNeighboursPage, KeepsOldRecords] {
+        noticed(fault, Subject::Swap);
+    }
+}
+
 #[test]
 fn faults_of_folds_are_noticed() {
     for fault in [FoldsOneStateLess, FoldsElsewhereOnly, FoldsNothingToNothing, LosesTheSignOfZero] {

@@ -21,6 +21,7 @@ struct Driver<'a, B: Backend> {
     /// Pins of the driver's own: sequence, layer, pages.
     pins: Vec<(usize, usize, Range<u64>)>,
     refused: u64,
+    /// Faults that were said.
     faults: u64,
 }
 
@@ -181,7 +182,7 @@ impl<B: Backend> Driver<'_, B> {
         match answer {
             Ok(()) => return Ok(true),
             Err(Error::Page { .. } | Error::Device { .. }) if self.twin.faults.plan().happened > self.faults => {
-                self.faults = self.twin.faults.plan().happened;
+                self.faults += 1;
             }
             // A fault may also leave a page on the device that had to leave.
             Err(ref error) if is_full(error) && !fits => self.refused += 1,
