@@ -9,6 +9,7 @@ mod model;
 mod order;
 mod pins;
 mod refusals;
+mod standing;
 mod stress;
 mod twin;
 
@@ -49,7 +50,7 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     add(200_000, "writes acknowledged late", faults::late);
     add(500_000, "random operations beside a store", |backend, format| model::drive(backend, format, 1..3, 300));
     add(20_000_000, "thousands of random operations beside a store", |backend, format| {
-        model::drive(backend, format, 3..13, 1000)
+        model::drive(backend, format, 3..9, 1000)
     });
     add(1_000_000, "10,000 steps over 8 frames and 16 slots", stress::shadow);
     add(2_000_000, "eight threads", stress::threads);
