@@ -182,6 +182,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             }
         }
         self.reap();
+        self.tidy_queue();
         Ok(())
     }
 }
