@@ -64,12 +64,15 @@ pub(super) fn view<B: Backend>(backend: &B, store: &mut impl Cache<B>, t: &Tenso
     Ok(View::dense(upload(backend, store, t)?, t.dtype, heads as u32, dim as u32))
 }
 
+/// Two tensors that belong together, as bits: K and V, or output and log-sum-exp.
+pub(super) type Bits = (Vec<u32>, Vec<u32>);
+
 /// K and V of a sequence as the bits its pages hold: `[token, kv_head, element]`.
 pub(super) fn context_bits<B: Backend>(
     store: &mut impl Cache<B>,
     layer: usize,
     seq: &Sequence,
-) -> Result<(Vec<u32>, Vec<u32>), Failure> {
+) -> Result<Bits, Failure> {
     Ok(try_context(store, layer, seq)??)
 }
 
@@ -78,7 +81,7 @@ pub(super) fn try_context<B: Backend>(
     store: &mut impl Cache<B>,
     layer: usize,
     seq: &Sequence,
-) -> Result<crate::Result<(Vec<u32>, Vec<u32>)>, Failure> {
+) -> Result<crate::Result<Bits>, Failure> {
     let context = match store.context(layer, seq) {
         Ok(context) => context,
         Err(error) => return Ok(Err(error)),
@@ -108,7 +111,7 @@ pub(super) fn attend_bits<B: Backend>(
     layer: usize,
     rows: &[Rows<'_>],
     q: &Tensor,
-) -> Result<(Vec<u32>, Vec<u32>), Failure> {
+) -> Result<Bits, Failure> {
     Ok(try_attend(backend, store, layer, rows, q)??)
 }
 
@@ -119,7 +122,7 @@ pub(super) fn try_attend<B: Backend>(
     layer: usize,
     rows: &[Rows<'_>],
     q: &Tensor,
-) -> Result<crate::Result<(Vec<u32>, Vec<u32>)>, Failure> {
+) -> Result<crate::Result<Bits>, Failure> {
     let (heads, dim) = (store.geometry().q_heads(), store.geometry().v_dim());
     let count = q.rows() * heads;
     let q = view(backend, store, q)?;

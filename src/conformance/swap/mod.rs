@@ -38,6 +38,7 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     add(500_000, "a prefill longer than the device", long::prefill);
     add(200_000, "writes into pages that left", long::write_into_swapped);
     add(500_000, "each full page goes out once", long::written_once);
+    add(50_000, "a long life on a device that holds all", long::long_life);
     add(500_000, "150 rounds of write, offload, evict, attend", order::marker_rounds);
     add(500_000, "300 attends over sequences that push each other out", order::alternating);
     add(50_000, "what is dropped while it travels", order::dropped_under_way);
