@@ -6,7 +6,7 @@ mod refusals;
 pub(super) use refusals::foreign_memory;
 
 use super::Cases;
-use super::cache::Cache;
+use super::cache::{Bits, Cache};
 use super::check::{Failure, Measure, Verdict};
 use super::values::{self, Rng, Tensor, element};
 use crate::store::{Append, PagedStore, Query, Rows, Sequence, StoreConfig};
@@ -63,9 +63,6 @@ pub(super) fn view<B: Backend>(backend: &B, store: &mut impl Cache<B>, t: &Tenso
     let [_, heads, dim] = t.shape;
     Ok(View::dense(upload(backend, store, t)?, t.dtype, heads as u32, dim as u32))
 }
-
-/// Two tensors that belong together, as bits: K and V, or output and log-sum-exp.
-pub(super) type Bits = (Vec<u32>, Vec<u32>);
 
 /// K and V of a sequence as the bits its pages hold: `[token, kv_head, element]`.
 pub(super) fn context_bits<B: Backend>(
