@@ -4,6 +4,9 @@ use crate::store::{Append, ContextView, PagedStore, Query, Sequence};
 use crate::swap::HighSpeedSwap;
 use crate::{Backend, Geometry, Result};
 
+/// Two tensors that belong together, as bits: K and V, or output and log-sum-exp.
+pub(super) type Bits = (Vec<u32>, Vec<u32>);
+
 /// A [`PagedStore`] or a [`HighSpeedSwap`].
 pub(super) trait Cache<B: Backend> {
     fn geometry(&self) -> &Geometry;

@@ -18,8 +18,9 @@ impl<B: Backend> HighSpeedSwap<B> {
     ///
     /// # Errors
     /// Those of `PagedStore::append`; [`Error::NothingEvictable`], [`Error::TierFull`] and [`Error::Page`] when no frame
-    /// can be freed or a page that is written to does not come back. Nothing has changed then, except that a write in pieces
-    /// over tokens that existed may have overwritten some of them.
+    /// can be freed, when a split of 256 tokens would no longer fit beside the pages that cannot leave, or when a page that
+    /// is written to does not come back. Nothing has changed then, except that a write in pieces over tokens that existed
+    /// may have overwritten some of them.
     pub fn append(&mut self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Result<()> {
         self.pump()?;
         self.store.check_appends(layer, appends)?;
@@ -87,16 +88,23 @@ impl<B: Backend> HighSpeedSwap<B> {
         first..if append.tokens == 0 { first } else { end.div_ceil(page_size) }
     }
 
-    /// Refuses a write that completes more pages than the tier has room for.
+    /// Refuses a write that completes more pages than the tier has room for. A page that is in the tier and written anew
+    /// needs no more than the slot that it has.
     fn check_tier(&self, layer: usize, appends: &[Append<'_, B::Buffer>]) -> Result<()> {
         let page_size = u64::from(self.geometry().page_tokens());
-        let completed = |append: &Append<'_, B::Buffer>| {
-            let len = self.store.sequences[&append.seq.id()][layer].len;
-            let start = append.at.unwrap_or(len);
-            (start + u64::from(append.tokens)) / page_size - start / page_size
-        };
         let waiting = self.waiting();
-        let required = waiting + appends.iter().map(completed).sum::<u64>();
+        let mut required = waiting;
+        for (append, plan) in appends.iter().zip(self.store.plan_appends(layer, appends)) {
+            let pages = &self.store.sequences[&plan.id][layer];
+            let end = pages.len.max(plan.end);
+            let full = self.page_range(append, plan.start).filter(|index| end >= (index + 1) * page_size);
+            let more = full.filter(|&index| {
+                let is_fresh = plan.fresh.binary_search_by_key(&(index as usize), |(page, _)| *page).is_ok();
+                let page = pages.table.get(index as usize).filter(|_| !is_fresh);
+                page.is_none_or(|&page| !self.resident().is_clean(page) && !self.resident().wants_out(page))
+            });
+            required += more.count() as u64;
+        }
         let (free, capacity) = (self.tier.free(), self.tier.capacity());
         if required > free && required > waiting {
             return Err(Error::TierFull { tier: self.tier.name(), required, free, capacity });
@@ -171,6 +179,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             }
         }
         self.reap();
+        self.tidy_queue();
         self.project(layer, &projected)
     }
 }

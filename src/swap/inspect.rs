@@ -228,7 +228,8 @@ impl<B: Backend> HighSpeedSwap<B> {
             .collect();
         let used = self.tier.capacity() - self.tier.free();
         let settled = travelling > 0 || (self.store.is_consistent() && used == slots.len() as u64);
-        settled && self.resident().is_consistent() && pages >= slots.len() as u64
+        let queued = self.queue.len() <= self.queue_limit();
+        settled && queued && self.resident().is_consistent() && pages >= slots.len() as u64
     }
 
     /// Bytes of the buffers that frames lie in, at most the device budget.

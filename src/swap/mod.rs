@@ -175,7 +175,7 @@ impl<B: Backend> HighSpeedSwap<B> {
     /// [released](Self::release_reservation).
     ///
     /// # Errors
-    /// Also [`Error::NothingEvictable`] when the device budget does not hold them.
+    /// Also [`Error::NothingEvictable`] when the device budget does not hold them, or not beside a split of 256 tokens.
     pub fn reserve(&mut self, seq: &Sequence, tokens: u64) -> Result<()> {
         self.reap();
         let pages = self.geometry().pages_for(tokens);

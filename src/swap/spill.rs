@@ -178,6 +178,20 @@ impl<B: Backend> HighSpeedSwap<B> {
         Ok(true)
     }
 
+    /// Queue entries there may be before those of pages that are gone or named twice are thrown away.
+    pub(super) fn queue_limit(&self) -> usize {
+        2 * self.resident().limit as usize + 64
+    }
+
+    /// Keeps the queue as short as the device is small, also while nothing needs to leave.
+    pub(super) fn tidy_queue(&mut self) {
+        if self.queue.len() > self.queue_limit() {
+            let (mut queue, mut seen) = (std::mem::take(&mut self.queue), HashSet::new());
+            queue.retain(|(page, _)| self.resident().wants_out(*page) && seen.insert(*page));
+            self.queue = queue;
+        }
+    }
+
     /// Pages that should go to the tier and are not on their way.
     pub(super) fn waiting(&self) -> u64 {
         let pages: HashSet<u32> = self.queue.iter().map(|(page, _)| *page).collect();

@@ -6,7 +6,7 @@ mod refusals;
 pub(super) use refusals::foreign_memory;
 
 use super::Cases;
-use super::cache::Cache;
+use super::cache::{Bits, Cache};
 use super::check::{Failure, Measure, Verdict};
 use super::values::{self, Rng, Tensor, element};
 use crate::store::{Append, PagedStore, Query, Rows, Sequence, StoreConfig};
@@ -69,7 +69,7 @@ pub(super) fn context_bits<B: Backend>(
     store: &mut impl Cache<B>,
     layer: usize,
     seq: &Sequence,
-) -> Result<(Vec<u32>, Vec<u32>), Failure> {
+) -> Result<Bits, Failure> {
     Ok(try_context(store, layer, seq)??)
 }
 
@@ -78,7 +78,7 @@ pub(super) fn try_context<B: Backend>(
     store: &mut impl Cache<B>,
     layer: usize,
     seq: &Sequence,
-) -> Result<crate::Result<(Vec<u32>, Vec<u32>)>, Failure> {
+) -> Result<crate::Result<Bits>, Failure> {
     let context = match store.context(layer, seq) {
         Ok(context) => context,
         Err(error) => return Ok(Err(error)),
@@ -108,7 +108,7 @@ pub(super) fn attend_bits<B: Backend>(
     layer: usize,
     rows: &[Rows<'_>],
     q: &Tensor,
-) -> Result<(Vec<u32>, Vec<u32>), Failure> {
+) -> Result<Bits, Failure> {
     Ok(try_attend(backend, store, layer, rows, q)??)
 }
 
@@ -119,7 +119,7 @@ pub(super) fn try_attend<B: Backend>(
     layer: usize,
     rows: &[Rows<'_>],
     q: &Tensor,
-) -> Result<crate::Result<(Vec<u32>, Vec<u32>)>, Failure> {
+) -> Result<crate::Result<Bits>, Failure> {
     let (heads, dim) = (store.geometry().q_heads(), store.geometry().v_dim());
     let count = q.rows() * heads;
     let q = view(backend, store, q)?;

@@ -33,6 +33,9 @@ pub(super) fn full_tier<B: Backend>(backend: &B, format: PageFormat) -> Verdict 
                 check.holds(&format!("{pages} pages fit"), most.contains(&pages));
                 check.holds("no length has changed", twin.swap.len(&twin.seqs[second].swap, 0)? == (pages - 10) * 64);
                 twin.compare_all(2, &mut check)?;
+                // Full pages that are written anew need no more room than they have.
+                twin.write(0, &[(first, Some(64), 128)], 5)?;
+                twin.compare_all(6, &mut check)?;
                 twin.seqs.remove(first);
                 twin.write(0, &[(0, None, 64)], 3)?;
                 twin.compare_all(4, &mut check)?;

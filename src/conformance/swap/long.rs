@@ -97,3 +97,23 @@ pub(super) fn written_once<B: Backend>(backend: &B, format: PageFormat) -> Verdi
         check.done()
     })
 }
+
+/// Sequences come and go on a device that holds them all: nothing travels, and nothing that is gone is remembered.
+pub(super) fn long_life<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
+    over_tiers(|kind| {
+        let mut check = Check::default();
+        let mut twin = Twin::new(backend, &Setup::new(kind, format, 64, 20))?;
+        let old = twin.begin();
+        twin.write(0, &[(old, None, 130)], 1)?;
+        for round in 0..150 {
+            let seq = twin.begin();
+            twin.write(0, &[(seq, None, 64)], round)?;
+            twin.write(0, &[(old, Some(0), 64)], round)?;
+            twin.seqs.truncate(1);
+        }
+        twin.compare_all(2, &mut check)?;
+        check.holds("nothing has travelled", twin.swap.stats().tiers[0].pages_in == 0);
+        twin.finish(&mut check)?;
+        check.done()
+    })
+}

@@ -9,6 +9,7 @@ mod model;
 mod order;
 mod pins;
 mod refusals;
+mod standing;
 mod stress;
 mod twin;
 
@@ -37,6 +38,7 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     add(500_000, "a prefill longer than the device", long::prefill);
     add(200_000, "writes into pages that left", long::write_into_swapped);
     add(500_000, "each full page goes out once", long::written_once);
+    add(50_000, "a long life on a device that holds all", long::long_life);
     add(500_000, "150 rounds of write, offload, evict, attend", order::marker_rounds);
     add(500_000, "300 attends over sequences that push each other out", order::alternating);
     add(50_000, "what is dropped while it travels", order::dropped_under_way);
@@ -49,7 +51,7 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     add(200_000, "writes acknowledged late", faults::late);
     add(500_000, "random operations beside a store", |backend, format| model::drive(backend, format, 1..3, 300));
     add(20_000_000, "thousands of random operations beside a store", |backend, format| {
-        model::drive(backend, format, 3..13, 1000)
+        model::drive(backend, format, 3..9, 1000)
     });
     add(1_000_000, "10,000 steps over 8 frames and 16 slots", stress::shadow);
     add(2_000_000, "eight threads", stress::threads);

@@ -3,11 +3,11 @@
 use super::super::check::{Check, Failure, Verdict};
 use super::super::values::Rng;
 use super::faulty::Fault;
+use super::standing::{Pin, Standing};
 use super::twin::{See, Twin, Write, is_full};
 use super::{Setup, TierKind, over_tiers};
 use crate::swap::{PolicyChoice, WhenFull, WriteOut};
 use crate::{Backend, Error, PageFormat};
-use std::collections::HashSet;
 use std::ops::Range;
 
 const LAYERS: usize = 2;
@@ -18,39 +18,11 @@ struct Driver<'a, B: Backend> {
     setup: Setup,
     rng: Rng,
     check: Check,
-    /// Pins of the driver's own: sequence, layer, pages.
-    pins: Vec<(usize, usize, Range<u64>)>,
+    /// Pins of the driver's own.
+    pins: Vec<Pin>,
     refused: u64,
     /// Faults that were said.
     faults: u64,
-}
-
-/// What the device holds, as far as it matters for what fits.
-#[derive(Debug, Default)]
-struct Standing {
-    /// Pages on the device that cannot leave it: partial or pinned.
-    stuck: HashSet<u32>,
-    /// Pages that leave it once the tier has taken them.
-    full: HashSet<u32>,
-    partial: u64,
-    reserved: u64,
-    free_slots: u64,
-    frames: u64,
-}
-
-impl Standing {
-    /// Pages that may want a slot: full ones, and those that were full before their sequence was cut short.
-    fn leaving(&self) -> u64 {
-        self.full.len() as u64 + self.partial
-    }
-
-    /// Whether these pages and so many new ones fit beside what cannot leave.
-    fn fits(&self, pages: impl IntoIterator<Item = u32>, new: u64) -> bool {
-        let mut here = self.stuck.clone();
-        here.extend(pages);
-        let blocked = self.full.difference(&here).count() as u64;
-        here.len() as u64 + self.reserved + new + blocked.saturating_sub(self.free_slots) <= self.frames
-    }
 }
 
 /// Sends random operations to swaps of several shapes.
@@ -139,44 +111,6 @@ impl<B: Backend> Driver<'_, B> {
         Ok(pages.into_iter().map(|page| page.number).collect())
     }
 
-    fn standing(&mut self) -> Result<Standing, Failure> {
-        let mut standing = Standing { frames: self.setup.frames, ..Standing::default() };
-        let mut partial = HashSet::new();
-        for seq in 0..self.twin.seqs.len() {
-            for layer in 0..LAYERS {
-                let whole = self.twin.len(layer, seq) / self.page_size();
-                let pages = self.twin.swap.pages(layer, &self.twin.seqs[seq].swap)?;
-                for (page, at) in pages.into_iter().zip(0..).filter(|(page, _)| page.resident && page.slot.is_none()) {
-                    if at < whole {
-                        standing.full.insert(page.number)
-                    } else {
-                        partial.insert(page.number)
-                    };
-                }
-            }
-        }
-        for (seq, layer, pages) in self.pins.clone() {
-            let table = self.table(seq, layer)?;
-            standing
-                .stuck
-                .extend(table.into_iter().skip(pages.start as usize).take((pages.end - pages.start) as usize));
-        }
-        let partial: Vec<u32> = partial.difference(&standing.full).copied().collect();
-        standing.partial = partial.len() as u64;
-        standing.stuck.extend(partial);
-        let stats = self.twin.swap.stats();
-        standing.reserved = stats.store.reserved_pages;
-        standing.free_slots = stats.tiers[0].capacity_pages - stats.tiers[0].used_pages;
-        Ok(standing)
-    }
-
-    /// Whether a split still fits once so many more pages are full and so many more partial.
-    fn leaves_a_split(&self, standing: &Standing, full: u64, partial: u64) -> bool {
-        let blocked = (standing.full.len() as u64 + full).saturating_sub(standing.free_slots);
-        let split = super::split_pages(self.page_size() as u32);
-        standing.partial + partial + standing.reserved + blocked + split <= standing.frames
-    }
-
     /// Holds a refusal against what the model says: whether it had to fit.
     fn judge(&mut self, what: &str, fits: bool, answer: crate::Result<()>) -> Result<bool, Failure> {
         match answer {
@@ -211,7 +145,7 @@ impl<B: Backend> Driver<'_, B> {
 
     fn write(&mut self, layer: usize, writes: &[Write]) -> Result<String, Failure> {
         self.unpin_all()?;
-        let (standing, page_size) = (self.standing()?, self.page_size());
+        let (standing, page_size) = (Standing::of(&mut self.twin, &self.setup, &self.pins)?, self.page_size());
         let (mut touched, mut new, mut overwrites) = (Vec::new(), 0, false);
         for &(seq, at, tokens) in writes.iter().filter(|write| write.2 > 0) {
             let start = at.unwrap_or(self.twin.len(layer, seq));
@@ -234,7 +168,7 @@ impl<B: Backend> Driver<'_, B> {
         let refuses = self.setup.config.when_full == WhenFull::Refuse && standing.leaving() + new > standing.free_slots;
         let held = stats.store.held_pages + new;
         let numbers = held <= stats.store.page_limit
-            && (held <= standing.frames || self.leaves_a_split(&standing, touched_pages + new, writes.len() as u64));
+            && (held <= standing.frames || standing.leaves_a_split(touched_pages + new, writes.len() as u64));
         let seed = self.rng.bits();
         let answer = self.twin.try_write(layer, writes, seed)?;
         let failed = answer.is_err();
@@ -249,7 +183,7 @@ impl<B: Backend> Driver<'_, B> {
 
     fn attend(&mut self) -> Result<String, Failure> {
         let (_, layer) = self.pick();
-        let standing = self.standing()?;
+        let standing = Standing::of(&mut self.twin, &self.setup, &self.pins)?;
         let per_split = super::split_pages(self.page_size() as u32) as usize;
         let (mut fits, mut looks) = (true, Vec::new());
         for _ in 0..1 + self.rng.below(4) {
@@ -276,7 +210,7 @@ impl<B: Backend> Driver<'_, B> {
 
     fn context(&mut self) -> Result<String, Failure> {
         let (seq, layer) = self.pick();
-        let (standing, table) = (self.standing()?, self.table(seq, layer)?);
+        let (standing, table) = (Standing::of(&mut self.twin, &self.setup, &self.pins)?, self.table(seq, layer)?);
         let fits = table.iter().all(|&page| standing.fits([page], 0));
         let mut check = std::mem::take(&mut self.check);
         let answer = self.twin.try_context(layer, seq, &mut check)?;
@@ -312,12 +246,13 @@ impl<B: Backend> Driver<'_, B> {
             self.twin.swap.release_reservation(&self.twin.seqs[seq].swap, tokens)?;
             return Ok("release a reservation".into());
         }
-        let (standing, pages) = (self.standing()?, tokens.div_ceil(self.page_size()) * LAYERS as u64);
+        let (standing, pages) =
+            (Standing::of(&mut self.twin, &self.setup, &self.pins)?, tokens.div_ceil(self.page_size()) * LAYERS as u64);
         let stats = self.twin.swap.stats().store;
         let held = stats.held_pages + pages;
         let fits = standing.fits([], pages)
             && held <= stats.page_limit
-            && (held <= standing.frames || self.leaves_a_split(&standing, 0, pages));
+            && (held <= standing.frames || standing.leaves_a_split(0, pages));
         let answer = self.twin.swap.reserve(&self.twin.seqs[seq].swap, tokens);
         if self.judge("reserve", fits, answer)? && self.rng.below(2) == 0 {
             self.twin.swap.release_reservation(&self.twin.seqs[seq].swap, 0)?;
@@ -327,7 +262,7 @@ impl<B: Backend> Driver<'_, B> {
 
     fn offload(&mut self) -> Result<String, Failure> {
         let (seq, _) = self.pick();
-        let standing = self.standing()?;
+        let standing = Standing::of(&mut self.twin, &self.setup, &self.pins)?;
         let fits = standing.leaving() <= standing.free_slots;
         let answer = self.twin.swap.offload(&self.twin.seqs[seq].swap);
         if self.judge("offload", fits, answer)? {
@@ -357,7 +292,7 @@ impl<B: Backend> Driver<'_, B> {
 
     fn prefetch(&mut self) -> Result<String, Failure> {
         let (seq, layer, pages) = self.some_pages()?;
-        let (standing, table) = (self.standing()?, self.table(seq, layer)?);
+        let (standing, table) = (Standing::of(&mut self.twin, &self.setup, &self.pins)?, self.table(seq, layer)?);
         let fits = standing.fits(table[pages.start as usize..pages.end as usize].to_vec(), 0);
         let answer = self.twin.swap.prefetch(layer, &self.twin.seqs[seq].swap, pages);
         self.judge("prefetch", fits, answer).map(|_| "prefetch".into())
@@ -365,7 +300,7 @@ impl<B: Backend> Driver<'_, B> {
 
     fn pin(&mut self) -> Result<String, Failure> {
         let (seq, layer, pages) = self.some_pages()?;
-        let (standing, table) = (self.standing()?, self.table(seq, layer)?);
+        let (standing, table) = (Standing::of(&mut self.twin, &self.setup, &self.pins)?, self.table(seq, layer)?);
         let fits = standing.fits(table[pages.start as usize..pages.end as usize].to_vec(), 0);
         let answer = self.twin.swap.pin(layer, &self.twin.seqs[seq].swap, pages.clone());
         if self.judge("pin", fits, answer)? {
