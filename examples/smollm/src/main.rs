@@ -2,6 +2,7 @@
 
 mod attention;
 mod check;
+mod counters;
 mod generate;
 mod model;
 mod paged;
@@ -9,6 +10,10 @@ mod plain;
 mod record;
 mod replay;
 mod report;
+mod room;
+mod store;
+#[cfg(test)]
+mod tests;
 mod tokenizer;
 
 use std::fs::{self, File};
@@ -19,6 +24,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use candle_core::quantized::gguf_file::Content;
 use clap::{Parser, ValueEnum};
+use kvtide::{Device, Geometry};
 
 use crate::attention::{Attention, Heads, Timed};
 use crate::generate::{Limits, generate};
@@ -27,6 +33,8 @@ use crate::paged::Paged;
 use crate::plain::{Format, Plain};
 use crate::replay::Recording;
 use crate::report::Report;
+use crate::room::Room;
+use crate::store::Store;
 use crate::tokenizer::ChatTokenizer;
 
 const MODEL: &str = ".models/SmolLM2-135M-Instruct.Q4_1.gguf";
@@ -65,9 +73,14 @@ struct Args {
     /// Tokens of the prompt to run at a time
     #[arg(long, default_value = "256")]
     chunk: NonZero<usize>,
+    #[command(flatten)]
+    room: Room,
     /// Run it all again through plain contiguous attention and compare
     #[arg(long)]
     check: bool,
+    /// Run it all again with every page on the device: each token and each bit of its logits must be the same
+    #[arg(long, requires = "kv_budget")]
+    check_resident: bool,
     /// Print the final table as one line of JSON
     #[arg(long)]
     json: bool,
@@ -110,14 +123,27 @@ impl Args {
         Ok(format!("{}\n\n{TASK}", text.trim()))
     }
 
-    fn attention(&self, heads: Heads) -> Result<Box<dyn Attention>> {
-        match self.backend {
-            Backend::Plain => Ok(Box::new(Plain::new(heads, self.kv))),
-            backend => {
-                let name = format!("{backend:?}").to_lowercase();
-                Ok(Box::new(Paged::open(&name, heads, self.kv, self.page_size.get())?))
-            }
+    /// The attention asked for, over a cache for `tokens` tokens.
+    fn attention(&self, heads: Heads, tokens: usize) -> Result<Box<dyn Attention>> {
+        if let Backend::Plain = self.backend {
+            ensure!(!self.room.is_bounded(), "there are no pages that could leave the device: name another backend");
+            return Ok(Box::new(Plain::new(heads, self.kv)));
         }
+        let store = self.room.store(self.device()?, self.geometry(heads)?, tokens)?;
+        Ok(Box::new(Paged::new(store, heads)?))
+    }
+
+    /// The same with every page on the device.
+    fn resident(&self, heads: Heads) -> Result<Paged> {
+        Paged::new(Store::resident(self.device()?, self.geometry(heads)?)?, heads)
+    }
+
+    fn device(&self) -> Result<Device> {
+        Ok(Device::open(&format!("{:?}", self.backend).to_lowercase())?)
+    }
+
+    fn geometry(&self, heads: Heads) -> Result<Geometry> {
+        paged::geometry(heads, self.kv, self.page_size.get())
     }
 }
 
@@ -138,7 +164,7 @@ fn main() -> Result<()> {
     if let Some(file) = &args.perplexity {
         let mut tokens = tokenizer.encode(&read(file)?)?;
         tokens.truncate(PERPLEXITY_TOKENS);
-        let mut attention = args.attention(model.heads)?;
+        let mut attention = args.attention(model.heads, tokens.len())?;
         let perplexity = check::perplexity(&model, &tokens, chunk, &mut *attention)?;
         writeln!(out, "perplexity {perplexity:.3} over {} tokens", tokens.len())?;
         return Ok(());
@@ -148,42 +174,55 @@ fn main() -> Result<()> {
     if let Some(file) = &args.record {
         ensure!(args.record_tokens <= prompt.len(), "the prompt has only {} tokens", prompt.len());
         prompt.truncate(args.record_tokens);
-        let attention = args.attention(model.heads)?;
+        let attention = args.attention(model.heads, prompt.len())?;
         return record::record(&model, &prompt, &args.record_layers, chunk, attention, file);
     }
 
     let limits = Limits { chunk, tokens: args.tokens, ignore_end: args.ignore_eos };
-    let mut attention = Timed::new(args.attention(model.heads)?);
-    let answer = generate(&model, &tokenizer, &prompt, limits, args.check, &mut attention, &mut out)?;
+    let mut attention = Timed::new(args.attention(model.heads, prompt.len() + args.tokens)?);
+    let keep_logits = args.check || args.check_resident;
+    let answer = generate(&model, &tokenizer, &prompt, limits, keep_logits, &mut attention, &mut out)?;
     let check = if args.check {
         let mut plain = Plain::new(model.heads, args.kv);
         Some(check::replay(&model, &prompt, chunk, &answer, &mut plain)?)
     } else {
         None
     };
-    let report = Report::new(attention.footprint(), args.kv, prompt.len(), &answer, attention.spent, check);
+    let residence = if args.check_resident {
+        let mut resident = args.resident(model.heads)?;
+        let again = generate(&model, &tokenizer, &prompt, limits, true, &mut resident, &mut io::sink())?;
+        Some(check::residence(prompt.len(), &answer, &again))
+    } else {
+        None
+    };
+    let footprint = attention.footprint()?;
+    let report = Report::new(footprint, args.kv, prompt.len(), &answer, attention.spent, check, residence);
     if args.json {
         writeln!(out, "{}", serde_json::to_string(&report)?)?;
     } else {
         write!(out, "\n{report}")?;
     }
     ensure!(report.tokens_agree(), "the answers through pages and without them differ");
+    ensure!(report.bits_agree(), "pages that leave the device change the answer");
     Ok(())
 }
 
 /// Compares the two attentions on recorded tensors; an error past what rounding explains ends the program.
 fn replay(args: &Args, file: &Path) -> Result<()> {
     let recording = Recording::read(file)?;
-    let mut attention = args.attention(recording.heads)?;
+    let mut attention = args.attention(recording.heads, recording.tokens)?;
     let mut plain = Plain::new(recording.heads, args.kv);
     let errors = recording.compare(args.chunk.get(), &mut *attention, &mut plain)?;
-    let footprint = attention.footprint();
+    let footprint = attention.footprint()?;
     println!(
         "{} on {}: attention over recorded tensors, against plain attention",
         footprint.backend, footprint.adapter
     );
     for error in &errors {
         println!("layer {:<3} relative error {:.1e}", error.layer, error.relative_l2);
+    }
+    if let Some(swap) = footprint.swap {
+        print!("{swap}");
     }
     let close = errors.iter().all(|error| error.relative_l2 < 1e-5);
     ensure!(close && !errors.is_empty(), "attention through pages is not what it should be");
