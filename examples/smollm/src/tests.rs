@@ -3,7 +3,7 @@
 use anyhow::Result;
 use clap::Parser;
 
-use crate::Args;
+use crate::args::Args;
 use crate::attention::{Attention, Heads};
 use crate::replay::Recording;
 
