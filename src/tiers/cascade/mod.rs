@@ -44,6 +44,9 @@ pub struct FileTier<B: Backend> {
     attached: Option<Attached<B>>,
 }
 
+/// What the device works on until an event.
+type Until<B, T> = (<B as Backend>::Event, Vec<T>);
+
 #[derive(Debug)]
 struct Attached<B: Backend> {
     /// `None` once closed.
@@ -58,9 +61,9 @@ struct Attached<B: Backend> {
     reads: HashMap<Ticket, Read>,
     next: u64,
     /// Staging cells that the device still reads, oldest first.
-    leaving: VecDeque<(B::Event, Vec<u32>)>,
+    leaving: VecDeque<Until<B, u32>>,
     /// Pages (slot, generation) whose cells of the cache the device still reads, oldest first.
-    users: VecDeque<(B::Event, Vec<(u32, u64)>)>,
+    users: VecDeque<Until<B, (u32, u64)>>,
     /// Slots that the file is writing, and those among them that were given back meanwhile.
     writing: HashSet<u32>,
     given: HashSet<u32>,
