@@ -9,6 +9,7 @@ use crate::counters::Counters;
 use crate::room::Temporary;
 
 /// A store of pages on a device that was chosen at run time.
+#[expect(clippy::large_enum_variant, reason = "there are one or two of them")]
 pub(crate) enum Store {
     Resident(PagedStore<Device>),
     Swapped {
