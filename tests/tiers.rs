@@ -1,4 +1,5 @@
 //! Do sequences survive the file tier? Every tier against a resident store, faults of the disk, restarts.
+#![cfg(feature = "conformance")]
 
 mod twins;
 

@@ -71,7 +71,7 @@ pub(crate) struct Counters {
 }
 
 /// A snapshot of a store's counters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
     /// Frames of the pool, free and held.
     pub capacity_pages: u64,

@@ -12,6 +12,8 @@ use std::time::Duration;
 /// What attention met, in one call or summed over all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct AttendStats {
+    /// Calls.
+    pub calls: u64,
     /// Pages of the sequences attended (a page counts once for each batch of rows that fits the states).
     pub pages: u64,
     /// Pages among them that were in frames already.
@@ -32,7 +34,7 @@ impl AttendStats {
 }
 
 /// A snapshot of a [`HighSpeedSwap`]'s counters.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SwapStats {
     /// The counters of the store inside: frames, pages wherever they are, tokens, rows.
     pub store: Stats,
@@ -81,7 +83,8 @@ impl<B: Backend> Default for Meter<B> {
 impl<B: Backend> Meter<B> {
     pub(super) fn begin_attend(&mut self) {
         self.call += 1;
-        self.last = AttendStats::default();
+        self.all.calls += 1;
+        self.last = AttendStats { calls: 1, ..AttendStats::default() };
     }
 
     pub(super) fn met(&mut self, pages: u64, misses: u64) {

@@ -15,6 +15,12 @@ pub(crate) struct Extents {
     taken: Vec<u32>,
 }
 
+/// Slots that a stream fills before it takes others: as many as travel together at full speed, fewer in a small tier, so
+/// that there are blocks for many streams.
+pub(crate) fn extent(slots: u32) -> u32 {
+    (slots / 256).next_power_of_two().clamp(16, 256)
+}
+
 impl Extents {
     /// `slots` free slots in aligned blocks of `block` (at least 1; the last block may be shorter).
     pub(crate) fn new(slots: u32, block: u32) -> Self {

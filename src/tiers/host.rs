@@ -1,6 +1,6 @@
 //! The host tier: pages in host memory that the device reaches by itself, in blocks taken as they are needed.
 
-use super::extents::Extents;
+use super::extents::{Extents, extent};
 use super::{Landing, Lane, Outcome, PageMove, Ticket, Tier, TierStats};
 use crate::backend::params::Move;
 use crate::backend::{Backend, HostUse, Swap};
@@ -10,9 +10,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 /// Bytes of a block: one allocation of host memory. Large single allocations meet limits of drivers and of the system.
-const BLOCK_BYTES: u64 = 256 << 20;
-/// Slots that a sequence and layer fill before they share the memory around them with others.
-const EXTENT: u32 = 64;
+const BLOCK_BYTES: u64 = 1 << 30;
 
 /// Pages in host memory, moved by the device: pinned memory on CUDA, buffers in host memory on wgpu where the adapter
 /// can, plain memory and uploads elsewhere.
@@ -95,7 +93,7 @@ impl<B: Backend> Tier<B> for HostTier<B> {
         let blocks = slots.div_ceil(per_block) as usize;
         let stats = TierStats { tier: "host", mode: "memory that the device reaches".into(), ..TierStats::default() };
         self.attached = Some(Attached {
-            slots: Extents::new(slots, EXTENT.min(slots)),
+            slots: Extents::new(slots, extent(slots)),
             stride,
             per_block,
             blocks: (0..blocks).map(|_| None).collect(),

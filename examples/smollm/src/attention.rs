@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use serde::Serialize;
 
+use crate::counters::Counters;
+
 /// How a model's attention heads are laid out, the same in every layer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heads {
@@ -22,6 +24,9 @@ pub(crate) struct Footprint {
     /// `None` where the cache is not paged.
     pub(crate) pages: Option<usize>,
     pub(crate) kv_bytes: usize,
+    /// `None` where all pages stay on the device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) swap: Option<Counters>,
 }
 
 /// A KV cache together with causal attention over it.
@@ -44,7 +49,7 @@ pub(crate) trait Attention {
     ) -> Result<Vec<f32>>;
 
     /// What the cache occupies now.
-    fn footprint(&mut self) -> Footprint;
+    fn footprint(&mut self) -> Result<Footprint>;
 }
 
 /// Passes everything on and adds up the time spent in [`Attention::attend`].
@@ -75,7 +80,7 @@ impl Attention for Timed {
         output
     }
 
-    fn footprint(&mut self) -> Footprint {
+    fn footprint(&mut self) -> Result<Footprint> {
         self.inner.footprint()
     }
 }

@@ -1,4 +1,4 @@
-//! Is the attention right? The same tokens through another attention, and a text's perplexity.
+//! Is the attention right? The same tokens through another attention, the same run all on the device, a text's perplexity.
 
 use anyhow::{Result, ensure};
 use candle_core::DType;
@@ -19,6 +19,33 @@ pub(crate) struct Difference {
     pub(crate) preference_there: Option<f32>,
     /// Over all generated tokens and the whole vocabulary.
     pub(crate) largest_logit_difference: f32,
+}
+
+/// How an answer compares with the one of a cache that is all on the device: contract C1 allows no difference.
+#[derive(Serialize)]
+pub(crate) struct Residence {
+    pub(crate) resident_prefill_tokens_per_second: f64,
+    pub(crate) resident_decode_tokens_per_second: f64,
+    pub(crate) logits_compared: usize,
+    /// The first generated token that is another one, or was chosen from logits that differ in a bit.
+    pub(crate) first_token_with_other_bits: Option<usize>,
+}
+
+/// Compares an answer to `prompt` tokens with the one of a cache that is all on the device, bit by bit.
+pub(crate) fn residence(prompt: usize, answer: &Answer, resident: &Answer) -> Residence {
+    let [prefill, decode] = resident.rates(prompt);
+    let bits = |logits: &[f32]| logits.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    let same = |at: usize| {
+        let [one, other] = [answer, resident].map(|answer| answer.tokens.get(at).zip(answer.logits.get(at)));
+        matches!((one, other), (Some((a, x)), Some((b, y))) if a == b && bits(x) == bits(y))
+    };
+    let tokens = answer.tokens.len().max(resident.tokens.len());
+    Residence {
+        resident_prefill_tokens_per_second: prefill,
+        resident_decode_tokens_per_second: decode,
+        logits_compared: answer.logits.iter().map(Vec::len).sum(),
+        first_token_with_other_bits: (0..tokens).find(|&at| !same(at)),
+    }
 }
 
 /// Lets `reference` see the prompt and the answer and compares its logits with the answer's.

@@ -30,6 +30,14 @@ pub(crate) struct Answer {
     pub(crate) decode: Duration,
 }
 
+impl Answer {
+    /// Tokens a second, of a prompt of `prompt` tokens and of the answer.
+    pub(crate) fn rates(&self, prompt: usize) -> [f64; 2] {
+        let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
+        [rate(prompt, self.prefill), rate(self.tokens.len(), self.decode)]
+    }
+}
+
 /// Runs the prompt in chunks and returns the logits after its last token.
 pub(crate) fn prefill(model: &Model, prompt: &[u32], chunk: usize, attention: &mut dyn Attention) -> Result<Vec<f32>> {
     let mut stderr = std::io::stderr();

@@ -117,14 +117,15 @@ impl Attention for Plain {
         Ok(output)
     }
 
-    fn footprint(&mut self) -> Footprint {
+    fn footprint(&mut self) -> Result<Footprint> {
         let numbers: usize = self.lines.iter().map(|l| l.keys.len() + l.values.len()).sum();
-        Footprint {
+        Ok(Footprint {
             backend: "plain".into(),
             adapter: "contiguous f32 on the CPU".into(),
             pages: None,
             kv_bytes: numbers * size_of::<f32>(),
-        }
+            swap: None,
+        })
     }
 }
 

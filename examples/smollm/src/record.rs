@@ -100,7 +100,7 @@ impl Attention for Recorder {
         self.inner.attend(layer, position, rows, q, k, v)
     }
 
-    fn footprint(&mut self) -> Footprint {
+    fn footprint(&mut self) -> Result<Footprint> {
         self.inner.footprint()
     }
 }

@@ -13,7 +13,7 @@ use crate::attention::{Attention, Heads};
 /// A file that `--record` wrote.
 pub(crate) struct Recording {
     pub(crate) heads: Heads,
-    tokens: usize,
+    pub(crate) tokens: usize,
     /// For each layer: its number in the model, Q (zero where it was not recorded), K and V.
     layers: Vec<(usize, [Vec<f32>; 3])>,
     positions: Vec<usize>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::attention::Footprint;
-use crate::check::Difference;
+use crate::check::{Difference, Residence};
 use crate::generate::Answer;
 use crate::plain::Format;
 
@@ -24,6 +24,8 @@ pub(crate) struct Report {
     attention_seconds: f64,
     #[serde(flatten)]
     check: Option<Difference>,
+    #[serde(flatten)]
+    residence: Option<Residence>,
 }
 
 impl Report {
@@ -34,18 +36,20 @@ impl Report {
         answer: &Answer,
         attention: Duration,
         check: Option<Difference>,
+        residence: Option<Residence>,
     ) -> Self {
-        let rate = |tokens: usize, time: Duration| tokens as f64 / time.as_secs_f64().max(1e-9);
+        let [prefill, decode] = answer.rates(prompt_tokens);
         Self {
             footprint,
             format: format.name(),
             prompt_tokens,
             generated_tokens: answer.tokens.len(),
-            prefill_tokens_per_second: rate(prompt_tokens, answer.prefill),
-            decode_tokens_per_second: rate(answer.tokens.len(), answer.decode),
+            prefill_tokens_per_second: prefill,
+            decode_tokens_per_second: decode,
             seconds: (answer.prefill + answer.decode).as_secs_f64(),
             attention_seconds: attention.as_secs_f64(),
             check,
+            residence,
         }
     }
 }
@@ -54,6 +58,11 @@ impl Report {
     /// Whether the reference, where it was asked, chose every token too.
     pub(crate) fn tokens_agree(&self) -> bool {
         self.check.as_ref().is_none_or(|check| check.first_other_token.is_none())
+    }
+
+    /// Whether the run all on the device, where there was one, gave the same bits.
+    pub(crate) fn bits_agree(&self) -> bool {
+        self.residence.as_ref().is_none_or(|residence| residence.first_token_with_other_bits.is_none())
     }
 }
 
@@ -85,6 +94,15 @@ impl Display for Report {
             }
             line("largest logit difference", &check.largest_logit_difference)?;
         }
-        Ok(())
+        if let Some(residence) = &self.residence {
+            let prefill = residence.resident_prefill_tokens_per_second;
+            let decode = residence.resident_decode_tokens_per_second;
+            line("all on the device", &format_args!("{prefill:.1} prompt tokens a second, {decode:.1} tokens"))?;
+            match residence.first_token_with_other_bits {
+                Some(index) => line("bits differ", &format_args!("from token {index} on"))?,
+                None => line("bits differ", &format_args!("in none of {} logits", residence.logits_compared))?,
+            }
+        }
+        self.footprint.swap.as_ref().map_or(Ok(()), |swap| write!(f, "{swap}"))
     }
 }

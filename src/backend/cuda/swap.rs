@@ -17,8 +17,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 /// Blocks of the kernel: enough to fill the link, few enough to leave the processors to attention.
 const BLOCKS: u64 = 8;
-/// Bytes of a run from which on the copy engine takes it: a call costs it what a quarter of this takes on the link.
-const LONG_RUN: u64 = 1 << 20;
+/// Bytes of a run from which on the copy engine takes it: a call costs it what a sixteenth of this takes on the link, which
+/// is as much as it gains on the kernel.
+const LONG_RUN: u64 = 4 << 20;
 
 /// A handle to pinned host memory, which the device reaches at its own address; both kinds of use are the same.
 ///
@@ -113,7 +114,8 @@ pub(super) fn swap(
     }
     let sides = if out { [&frames, &records] } else { [&records, &frames] };
     // SAFETY: frames and host records were validated; both memories outlive the kernel (see `CudaMemory`, `CudaHost`).
-    unsafe { run(kernels, stream, &args.record, sides, &scattered, BLOCKS) }
+    let blocks = std::env::var("KVTIDE_SWAP_BLOCKS").ok().and_then(|n| n.parse().ok()).unwrap_or(BLOCKS);
+    unsafe { run(kernels, stream, &args.record, sides, &scattered, blocks) }
 }
 
 /// Records side by side, in one slab and on the host.
@@ -155,7 +157,7 @@ mod tests {
     use super::*;
     use crate::Geometry;
 
-    /// A record of 64 KiB: 16 of them are a long run.
+    /// A record of 64 KiB: 64 of them are a long run.
     fn record() -> Record {
         Record::new(Geometry::new(1, 8, 8, 128).validate().unwrap())
     }
@@ -176,18 +178,18 @@ mod tests {
             let split = |pairs: Vec<(u32, u32)>| plan(&moves(pairs, out), &record, stride, 8, out);
             let run = |frame, host, records| Run { frame, host, records };
             // In any order, with a page in between that belongs elsewhere.
-            let pairs: Vec<_> = (0..20).rev().map(|i| (40 + i, 100 + i)).chain([(7, 120)]).collect();
-            assert_eq!(split(pairs), (vec![run(40, 100, 20)], moves([(7, 120)], out)));
+            let pairs: Vec<_> = (0..70).rev().map(|i| (40 + i, 100 + i)).chain([(7, 170)]).collect();
+            assert_eq!(split(pairs), (vec![run(40, 100, 70)], moves([(7, 170)], out)));
             // One record short of a run.
-            let short: Vec<_> = (0..15).map(|i| (i, i)).collect();
+            let short: Vec<_> = (0..63).map(|i| (i, i)).collect();
             assert_eq!(split(short.clone()), (vec![], moves(short, out)));
             // Frames 255 and 256 are of two slabs.
-            let across: Vec<_> = (236..276).map(|i| (i, i)).collect();
-            assert_eq!(split(across), (vec![run(236, 236, 20), run(256, 256, 20)], vec![]));
+            let across: Vec<_> = (186..326).map(|i| (i, i)).collect();
+            assert_eq!(split(across), (vec![run(186, 186, 70), run(256, 256, 70)], vec![]));
             // Host records with a hole, frames in descending order.
-            let hole: Vec<_> = (0..30).map(|i| (i, i + i / 15)).collect();
+            let hole: Vec<_> = (0..120).map(|i| (i, i + i / 60)).collect();
             assert_eq!(split(hole.clone()), (vec![], moves(hole, out)));
-            let descending: Vec<_> = (0..30).map(|i| (30 - i, i)).collect();
+            let descending: Vec<_> = (0..120).map(|i| (120 - i, i)).collect();
             assert_eq!(split(descending.clone()), (vec![], moves(descending, out)));
             assert_eq!(split(vec![]), (vec![], vec![]));
         }

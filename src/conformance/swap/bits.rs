@@ -9,7 +9,7 @@ use crate::{Backend, PageFormat};
 
 /// One split's pages and a page more: what the builder allows at least.
 pub(super) fn smallest_budget<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         for (page_size, tokens) in [(8, 700), (16, 1025), (64, 1300), (256, 1100)] {
             for write_out in [WriteOut::Pressure, WriteOut::Eager] {
@@ -31,7 +31,7 @@ pub(super) fn smallest_budget<B: Backend>(backend: &B, format: PageFormat) -> Ve
 
 /// Ragged sequences in two layers under many settings, before and after forks and truncations of what has left.
 pub(super) fn any_configuration<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         for setup in settings(kind, format) {
             let mut twin = Twin::new(backend, &setup)?;
@@ -124,7 +124,7 @@ fn branch<B: Backend>(twin: &mut Twin<'_, B>, check: &mut Check) -> Result<(), s
 
 /// States for one row at a time and for a few: the same pages come several times in one call.
 pub(super) fn many_batches<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         for (state_bytes, tiles_ahead) in [(1, 2), (1000, 0), (3000, 5)] {
             let setup =
@@ -145,7 +145,7 @@ pub(super) fn many_batches<B: Backend>(backend: &B, format: PageFormat) -> Verdi
 /// Every split has some pages on the device and some elsewhere, on the smallest device that works: what one tile holds on
 /// to must not keep another from its frames.
 pub(super) fn half_resident_splits<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         for tiles_ahead in [0, 1, 5] {
             for (page_size, frames) in [(16, 17), (16, 24), (64, 5), (64, 7), (8, 40)] {
@@ -172,7 +172,7 @@ pub(super) fn half_resident_splits<B: Backend>(backend: &B, format: PageFormat) 
 
 /// A write of no tokens changes nothing: neither where a page is nor what it holds.
 pub(super) fn empty_writes<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         let mut twin = Twin::new(backend, &Setup::new(kind, format, 16, 17))?;
         let seqs = [twin.begin(), twin.begin()];

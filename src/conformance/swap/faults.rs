@@ -9,7 +9,7 @@ use crate::{Backend, Error, PageFormat};
 
 /// Reads that fail once, always, by slot, by number, as a batch, or in silence.
 pub(super) fn reads<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         for tiles_ahead in [0, 2] {
             let setup =
@@ -64,7 +64,7 @@ pub(super) fn reads<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
 
 /// Writes that fail: the page stays on the device and right, and goes out later.
 pub(super) fn writes<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         for write_out in [WriteOut::Pressure, WriteOut::Eager] {
             for fault in [Fault::Slot(2), Fault::Nth(0), Fault::Nth(3), Fault::Batch, Fault::Short] {
@@ -118,7 +118,7 @@ pub(super) fn writes<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
 
 /// Writes that are acknowledged late: nothing is given up, overwritten or freed before.
 pub(super) fn late<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         for delay in [1, 4, 1000] {
             let setup = Setup::new(kind, format, 64, 10).config(|c| c.write_out = WriteOut::Eager);

@@ -6,6 +6,7 @@ use crate::tiers::{Landing, Lane, Outcome, PageMove, Ticket, Tier, TierStats};
 use crate::{Error, PageFault, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tempfile::TempDir;
 
 /// What goes wrong with a direction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,13 +85,15 @@ pub(super) struct FaultyTier<B: Backend> {
     faults: Faults,
     writes: HashMap<Ticket, Batch>,
     reads: HashMap<Ticket, Batch>,
+    /// Where the tier's file lives, as long as the tier does.
+    _folder: Option<TempDir>,
 }
 
 impl<B: Backend> FaultyTier<B> {
-    pub(super) fn new(inner: Box<dyn Tier<B>>) -> (Self, Faults) {
+    pub(super) fn new(inner: Box<dyn Tier<B>>, folder: Option<TempDir>) -> (Self, Faults) {
         let faults = Faults::default();
-        let tier = FaultyTier { inner, faults: faults.clone(), writes: HashMap::new(), reads: HashMap::new() };
-        (tier, faults)
+        let (writes, reads) = (HashMap::new(), HashMap::new());
+        (FaultyTier { inner, faults: faults.clone(), writes, reads, _folder: folder }, faults)
     }
 
     fn begin(&self, out: bool, pages: &[PageMove]) -> Result<(Vec<PageMove>, Batch)> {

@@ -8,7 +8,7 @@ use crate::{Backend, Error, PageFormat};
 
 /// B45's kind: appends until nothing fits. The refusal has numbers and changes nothing; room made by a drop is used.
 pub(super) fn full_tier<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         for when_full in [WhenFull::Hold, WhenFull::Refuse] {
             for write_out in [WriteOut::Pressure, WriteOut::Eager] {
@@ -48,7 +48,7 @@ pub(super) fn full_tier<B: Backend>(backend: &B, format: PageFormat) -> Verdict 
 
 /// Partial tails cannot leave: when there are too many of them the next one is refused, and the others are right.
 pub(super) fn too_many_tails<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         let mut twin = Twin::new(backend, &Setup::new(kind, format, 64, 9))?;
         let long = twin.begin();

@@ -8,7 +8,7 @@ use crate::{Backend, PageFormat};
 
 /// One append of ten times the device, then prefill in chunks that attend as they go.
 pub(super) fn prefill<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         for write_out in [WriteOut::Pressure, WriteOut::Eager] {
             let setup = Setup::new(kind, format, 64, 6).config(|c| c.write_out = write_out);
@@ -35,7 +35,7 @@ pub(super) fn prefill<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
 
 /// `write_at` over one page and over more pages than the device holds, in own pages and in shared ones (B31, B32).
 pub(super) fn write_into_swapped<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         let mut twin = Twin::new(backend, &Setup::new(kind, format, 64, 8))?;
         let seq = twin.begin();
@@ -62,7 +62,7 @@ pub(super) fn write_into_swapped<B: Backend>(backend: &B, format: PageFormat) ->
 
 /// A long decode: as many pages go to the tier as become full, the tail never does, and the answers are right.
 pub(super) fn written_once<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         for write_out in [WriteOut::Pressure, WriteOut::Eager] {
             let setup = Setup::new(kind, format, 16, 20).layers(2).config(|c| c.write_out = write_out);
@@ -100,7 +100,7 @@ pub(super) fn written_once<B: Backend>(backend: &B, format: PageFormat) -> Verdi
 
 /// Sequences come and go on a device that holds them all: nothing travels, and nothing that is gone is remembered.
 pub(super) fn long_life<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         let mut twin = Twin::new(backend, &Setup::new(kind, format, 64, 20))?;
         let old = twin.begin();

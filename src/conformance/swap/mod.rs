@@ -16,11 +16,13 @@ mod twin;
 use super::Cases;
 use super::check::{Failure, Verdict};
 use crate::backend::Backend;
+use crate::predictor::Basis;
 use crate::record::{FRAME_ALIGN, Record};
-use crate::swap::{HighSpeedSwap, SwapConfig};
-use crate::tiers::{HostTier, Tier};
+use crate::swap::{HighSpeedSwap, PolicyChoice, SwapConfig};
+use crate::tiers::{FileTier, HostTier, Tier};
 use crate::{Geometry, PageFormat};
 use faulty::{Faults, FaultyTier};
+use tempfile::TempDir;
 
 /// Adds the cases over a swap with pages of this format.
 pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
@@ -61,24 +63,46 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TierKind {
     Host,
+    File,
+    Cascade,
 }
 
-/// Every kind of tier that this build has.
-fn tiers() -> Vec<TierKind> {
-    vec![TierKind::Host]
-}
-
-/// A tier of a kind for so many pages.
-fn make<B: Backend>(kind: TierKind, pages: u64, record: &Record) -> Box<dyn Tier<B>> {
-    match kind {
-        TierKind::Host => Box::new(HostTier::new(pages * record.bytes().next_multiple_of(FRAME_ALIGN))),
+/// The kinds of tier that cases run over: another one for each format, all of them when there is time.
+fn tiers(format: PageFormat) -> Vec<TierKind> {
+    let all = [TierKind::Host, TierKind::File, TierKind::Cascade];
+    match std::env::var_os("KVTIDE_LONG") {
+        Some(_) => all.to_vec(),
+        None => vec![all[format.dtype().code() as usize % all.len()]],
     }
 }
 
+/// A tier of a kind for so many pages, and the folder that it lives in.
+fn make<B: Backend>(
+    kind: TierKind,
+    pages: u64,
+    record: &Record,
+) -> Result<(Box<dyn Tier<B>>, Option<TempDir>), Failure> {
+    if kind == TierKind::Host {
+        return Ok((Box::new(HostTier::new(pages * record.bytes().next_multiple_of(FRAME_ALIGN))), None));
+    }
+    let folder = tempfile::tempdir().map_err(|error| Failure(format!("a folder for the file tier: {error}")))?;
+    let file = FileTier::create(folder.path().join("store"), pages * record.file_stride());
+    // Fewer cells than some batches have pages.
+    let file = file.staging(20 * record.frame_stride());
+    let cells = if kind == TierKind::Cascade { (pages / 3).clamp(1, 40) } else { 0 };
+    Ok((Box::new(file.host_cache(cells * record.frame_stride())), Some(folder)))
+}
+
+/// The same as one tier, without faults.
+fn boxed<B: Backend>(kind: TierKind, pages: u64, record: &Record) -> Box<dyn Tier<B>> {
+    let (tier, folder) = make(kind, pages, record).expect("a folder for the file tier");
+    Box::new(FaultyTier::new(tier, folder).0)
+}
+
 /// Runs a case over every kind of tier; the first that fails is the answer.
-fn over_tiers(case: impl Fn(TierKind) -> Verdict) -> Verdict {
+fn over_tiers(format: PageFormat, case: impl Fn(TierKind) -> Verdict) -> Verdict {
     let mut last = Err(Failure("no tier".into()));
-    for kind in tiers() {
+    for kind in tiers(format) {
         last = case(kind).map_err(|failure| Failure(format!("{kind:?}: {}", failure.0)));
         if !last.as_ref().is_ok_and(super::check::Measure::passes) {
             return last;
@@ -122,13 +146,16 @@ impl Setup {
 
     fn build<B: Backend>(&self, backend: &B) -> Result<(HighSpeedSwap<B>, Faults), Failure> {
         let record = Record::new(self.geometry);
-        let (tier, faults) = FaultyTier::new(make(self.kind, self.slots, &record));
-        let swap = HighSpeedSwap::builder(backend.clone(), self.geometry)
+        let (tier, folder) = make(self.kind, self.slots, &record)?;
+        let (tier, faults) = FaultyTier::new(tier, folder);
+        let mut builder = HighSpeedSwap::builder(backend.clone(), self.geometry)
             .config(self.config)
             .device_budget(self.frames * record.frame_stride())
-            .boxed_tier(Box::new(tier))
-            .build()?;
-        Ok((swap, faults))
+            .boxed_tier(Box::new(tier));
+        if self.config.policy == PolicyChoice::PredictedScore {
+            builder = builder.predictor(Basis::gaussian(&self.geometry, 8, 1)?);
+        }
+        Ok((builder.build()?, faults))
     }
 }
 

@@ -27,7 +27,7 @@ struct Driver<'a, B: Backend> {
 
 /// Sends random operations to swaps of several shapes.
 pub(super) fn drive<B: Backend>(backend: &B, format: PageFormat, seeds: Range<u64>, steps: u32) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         for seed in seeds.clone() {
             let setup = shape(kind, format, seed);

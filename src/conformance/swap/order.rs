@@ -16,7 +16,7 @@ fn uniform(tokens: u32, k: f32, v: f32) -> [Tensor; 2] {
 
 /// A8: three pages with K = i and V = 100 + i; the one in the middle comes back as itself.
 pub(super) fn one_of_three<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         let (mut swap, _) = Setup::new(kind, format, 16, 17).build(backend)?;
         let seq = swap.begin();
@@ -64,7 +64,7 @@ fn rounds<B: Backend>(
 
 /// B37: a page is written, sent away and attended at once, 150 times, without a wait of the caller.
 pub(super) fn marker_rounds<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         let (mut swap, _) = Setup::new(kind, format, 16, 17).build(backend)?;
         let mut seqs = Vec::new();
@@ -87,7 +87,7 @@ pub(super) fn marker_rounds<B: Backend>(backend: &B, format: PageFormat) -> Verd
 
 /// B39: two sequences that do not fit together, attended in turns without a wait.
 pub(super) fn alternating<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         for layer_ahead in [false, true] {
             let (mut swap, _) =
@@ -110,7 +110,7 @@ pub(super) fn alternating<B: Backend>(backend: &B, format: PageFormat) -> Verdic
 
 /// A1: inputs, sequences and the cache itself go while pages travel and kernels wait.
 pub(super) fn dropped_under_way<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         let setup = Setup::new(kind, format, 64, 12).config(|c| c.write_out = WriteOut::Eager);
         let mut twin = Twin::new(backend, &setup)?;

@@ -8,7 +8,7 @@ use crate::{Backend, Error, PageFormat};
 
 /// B49: with every frame pinned, whatever needs one is refused at once and changes nothing; once unpinned it works.
 pub(super) fn all_pinned<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         let mut twin = Twin::new(backend, &Setup::new(kind, format, 16, 17))?;
         let (held, other) = (twin.begin(), twin.begin());
@@ -51,7 +51,7 @@ pub(super) fn all_pinned<B: Backend>(backend: &B, format: PageFormat) -> Verdict
 
 /// 1,000 calls that fail half way leave no pin and no frame behind.
 pub(super) fn given_back<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         let setup = Setup::new(kind, format, 64, 7);
         let mut twin = Twin::new(backend, &setup)?;

@@ -4,21 +4,21 @@ use super::super::check::{Check, Verdict};
 use super::super::store::context_bits;
 use super::super::values::Tensor;
 use super::twin::append;
-use super::{Setup, make, over_tiers, split_pages};
+use super::{Setup, boxed, over_tiers, split_pages};
 use crate::record::Record;
 use crate::swap::{HighSpeedSwap, SwapConfig};
 use crate::{Backend, Dtype, Error, Geometry, PageFormat};
 
 /// Every field of the configuration, the budget, and the tier.
 pub(super) fn settings<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         for page_size in [8, 64, 256] {
             let geometry = Geometry::new(1, 2, 1, 16).page_size(page_size).format(format);
             let record = Record::new(geometry);
             let build = |config: SwapConfig| {
                 let builder = HighSpeedSwap::builder(backend.clone(), geometry).config(config);
-                builder.boxed_tier(make(kind, 8, &record)).build()
+                builder.boxed_tier(boxed(kind, 8, &record)).build()
             };
             let least = (split_pages(page_size) + 1) * record.frame_stride();
             let good = SwapConfig { device_budget: least, ..SwapConfig::default() };
@@ -43,10 +43,10 @@ pub(super) fn settings<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
             let none = HighSpeedSwap::builder(backend.clone(), geometry).config(good).build();
             check.refused("no tier", none, |error| matches!(error, Error::Config { field: "tier", .. }));
             let small = HighSpeedSwap::builder(backend.clone(), geometry).config(good);
-            let small = small.boxed_tier(make(kind, 0, &record)).build();
+            let small = small.boxed_tier(boxed(kind, 0, &record)).build();
             check.refused("a tier of no page", small, |error| matches!(error, Error::Config { .. }));
             let odd = Geometry::new(1, 2, 1, 16).page_size(24).format(format);
-            let odd = HighSpeedSwap::builder(backend.clone(), odd).boxed_tier(make(kind, 8, &record)).build();
+            let odd = HighSpeedSwap::builder(backend.clone(), odd).boxed_tier(boxed(kind, 8, &record)).build();
             check.refused("a page of 24 tokens", odd, |error| matches!(error, Error::Geometry { .. }));
         }
         check.done()
@@ -55,7 +55,7 @@ pub(super) fn settings<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
 
 /// Wrong calls give the errors of `PagedStore` and change nothing.
 pub(super) fn bad_input<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         let setup = Setup::new(kind, format, 16, 17).slots(30);
         let ((mut swap, _), (mut stranger, _)) = (setup.build(backend)?, setup.build(backend)?);

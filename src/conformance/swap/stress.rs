@@ -72,7 +72,7 @@ fn name(step: u32) -> f32 {
 
 /// B40: 10,000 random steps over a few frames and 16 slots.
 pub(super) fn shadow<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    over_tiers(|kind| {
+    over_tiers(format, |kind| {
         let mut check = Check::default();
         let (swap, _) = Setup::new(kind, format, 64, 8).slots(16).build(backend)?;
         let (mut blocks, mut rng) = (Blocks { swap, live: Vec::new(), moved: 0 }, Rng::new(40));
@@ -94,7 +94,7 @@ pub(super) fn shadow<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
 /// B47: eight threads over one cache, then over one each on the same device.
 pub(super) fn threads<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let mut last = Err(Failure("no tier".into()));
-    for (kind, shared) in tiers().into_iter().flat_map(|kind| [(kind, true), (kind, false)]) {
+    for (kind, shared) in tiers(format).into_iter().flat_map(|kind| [(kind, true), (kind, false)]) {
         let open = || -> Result<_, Failure> {
             let (swap, _) = Setup::new(kind, format, 64, 8).slots(24).build(backend)?;
             Ok(Arc::new(Mutex::new(Blocks { swap, live: Vec::new(), moved: 0 })))

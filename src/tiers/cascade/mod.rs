@@ -11,7 +11,7 @@ mod cells;
 mod reading;
 mod writing;
 
-use super::extents::Extents;
+use super::extents::{Extents, extent};
 use super::file::{AlignedBuffer, FileOptions, Identity, StoreFile};
 use super::{Landing, Lane, Outcome, PageMove, Ticket, Tier, TierStats};
 use crate::backend::Backend;
@@ -24,8 +24,6 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 use writing::Write;
 
-/// Slots that a sequence and layer fill before they share the file around them with others.
-const EXTENT: u32 = 64;
 /// Bytes of one I/O at most: enough for a disk's full speed, few enough that several are in flight.
 const RUN_BYTES: usize = 4 << 20;
 
@@ -44,6 +42,9 @@ pub struct FileTier<B: Backend> {
     attached: Option<Attached<B>>,
 }
 
+/// What the device works on until an event.
+type Until<B, T> = (<B as Backend>::Event, Vec<T>);
+
 #[derive(Debug)]
 struct Attached<B: Backend> {
     /// `None` once closed.
@@ -58,9 +59,9 @@ struct Attached<B: Backend> {
     reads: HashMap<Ticket, Read>,
     next: u64,
     /// Staging cells that the device still reads, oldest first.
-    leaving: VecDeque<(B::Event, Vec<u32>)>,
+    leaving: VecDeque<Until<B, u32>>,
     /// Pages (slot, generation) whose cells of the cache the device still reads, oldest first.
-    users: VecDeque<(B::Event, Vec<(u32, u64)>)>,
+    users: VecDeque<Until<B, (u32, u64)>>,
     /// Slots that the file is writing, and those among them that were given back meanwhile.
     writing: HashSet<u32>,
     given: HashSet<u32>,
@@ -216,7 +217,7 @@ impl<B: Backend> Tier<B> for FileTier<B> {
         let staging = Cells::new(backend, "staging of the file tier", record, cells(self.staging_bytes).max(1));
         let cache = Cells::new(backend, "host cache of the file tier", record, cells(self.cache_bytes));
         self.attached = Some(Attached {
-            slots: Extents::new(slots, EXTENT.min(slots.max(1))),
+            slots: Extents::new(slots, extent(slots)),
             record_bytes: record.bytes() as usize,
             run_pages: (RUN_BYTES / stride as usize).max(1),
             file: Some(file),

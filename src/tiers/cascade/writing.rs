@@ -3,7 +3,7 @@
 
 use super::super::file::{Batch, Run};
 use super::super::{Lane, Outcome, PageMove, Ticket, runs};
-use super::Attached;
+use super::{Attached, Until};
 use crate::backend::Backend;
 use crate::{PageFault, Result};
 use std::ops::Range;
@@ -15,7 +15,7 @@ pub(super) struct Write<B: Backend> {
     /// Pages that the cache keeps, by index.
     kept: Vec<usize>,
     /// Pages in staging cells that the device may still be writing; the event comes after the cache's cells too.
-    staged: Option<(B::Event, Vec<(usize, u32)>)>,
+    staged: Option<Until<B, (usize, u32)>>,
     /// What the file is writing: index ranges of `through`, and the batch.
     sent: Vec<(Vec<usize>, Batch)>,
     outcome: Vec<Option<Result<(), PageFault>>>,

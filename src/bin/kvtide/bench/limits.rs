@@ -17,18 +17,43 @@ const COPY_BYTES: u64 = 256 << 20;
 /// Bytes of one read.
 const READ_BYTES: usize = 16 << 20;
 
+/// Which pages a measured swap moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spread {
+    /// Side by side in both places.
+    Contiguous,
+    /// Frames anywhere, host records side by side.
+    Frames,
+    /// Anywhere in both places.
+    Both,
+}
+
 /// Bytes a second of one contiguous copy from host memory to the device, and back.
 pub(super) fn link(device: &Device, geometry: Geometry) -> anyhow::Result<(f64, f64)> {
+    let pages = (COPY_BYTES / Record::new(geometry).frame_stride()) as u32;
+    swap(device, geometry, pages, Spread::Contiguous)
+}
+
+/// Bytes a second of a swap of `pages` pages in, and out.
+pub(super) fn swap(device: &Device, geometry: Geometry, pages: u32, spread: Spread) -> anyhow::Result<(f64, f64)> {
     let record = Record::new(geometry);
-    let pages = (COPY_BYTES.min(device.caps().max_slab_bytes) / record.frame_stride()).max(1) as u32;
-    let bytes = u64::from(pages) * record.frame_stride();
+    let most = (COPY_BYTES.min(device.caps().max_slab_bytes) / record.frame_stride()).max(1) as u32;
+    let (pages, bytes) = (pages.clamp(1, most), u64::from(most) * record.frame_stride());
     let slab = device.alloc("copy", bytes)?;
     let host = device.alloc_host("copy", bytes, COPY_MEMORY)?;
-    let moves: Vec<Move> = (0..pages).map(|page| Move { from: page, to: page }).collect();
+    // A permutation without pattern: multiples of a number that has no divisor in common with their count.
+    let odd = (0..).map(|step| 2_654_435_769 + 2 * step).find(|odd| gcd(*odd, u64::from(most)) == 1).unwrap_or(1);
+    let shuffled = |page: u32| (u64::from(page) * odd % u64::from(most)) as u32;
+    let frame = |page| if spread == Spread::Contiguous { page } else { shuffled(page) };
+    let place = |page| if spread == Spread::Both { shuffled(most - 1 - page) } else { page };
+    let (frame_of, place_of): (Vec<u32>, Vec<u32>) = (0..pages).map(|page| (frame(page), place(page))).unzip();
     let mut stream = device.stream()?;
     let mut time = |out: bool| -> anyhow::Result<f64> {
+        let pairs = frame_of.iter().zip(&place_of);
+        let moves: Vec<Move> =
+            pairs.map(|(&f, &p)| if out { Move { from: f, to: p } } else { Move { from: p, to: f } }).collect();
         let mut times = Vec::new();
-        for _ in 0..12 {
+        for _ in 0..15 {
             let arena = Arena { slabs: std::slice::from_ref(&slab), slab_shift: 31 };
             let args = Swap { record, arena, host: &host, offset: 0, stride: record.frame_stride(), moves: &moves };
             device.synchronize(&mut stream)?;
@@ -47,6 +72,10 @@ pub(super) fn link(device: &Device, geometry: Geometry) -> anyhow::Result<(f64, 
     };
     let out = time(true)?;
     Ok((time(false)?, out))
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Bytes a second of plain reads of a file from its start, past the page cache where the system can.

@@ -1,6 +1,7 @@
 //! `kvtide bench`: how fast is this machine, beside what its link and its disk can do?
 
 mod limits;
+mod link;
 mod stream;
 mod write;
 
@@ -21,6 +22,8 @@ pub(crate) struct Args {
 enum What {
     /// Decode over a cache that is larger than the device budget, streamed from a tier.
     Stream(stream::Args),
+    /// Moves between frames and host memory.
+    Link(link::Args),
     /// Append alone, and append with every full page written out.
     Write(write::Args),
 }
@@ -28,6 +31,7 @@ enum What {
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     match &args.what {
         What::Stream(args) => stream::run(args),
+        What::Link(args) => link::run(args),
         What::Write(args) => write::run(args),
     }
 }
