@@ -92,21 +92,31 @@ impl Frames {
         Some(self.number(dense))
     }
 
-    /// Takes `count` frames in one run of a slab, where there is such a run (a search: for reservations only).
+    /// Takes `count` frames in one run of a slab, where there is such a run (a search: for many frames at once only).
     pub(crate) fn take_run(&mut self, count: u32) -> Option<Vec<u32>> {
-        let start = self.bases.windows(2).find_map(|slab| {
-            let mut run = 0;
-            (slab[0]..slab[1]).find_map(|at| {
-                run = if self.frames[at as usize].owners == 0 { run + 1 } else { 0 };
-                (run == count).then(|| at + 1 - count)
-            })
-        })?;
+        let start = self.find_run(count, |frames, dense| frames.is_free(dense))?;
         let taken = (start..start + count).map(|dense| {
             self.unlink(dense);
             self.frames[dense as usize].owners = 1;
             self.number(dense)
         });
         Some(taken.collect())
+    }
+
+    /// The first of `count` consecutive places of a slab that all are usable.
+    pub(crate) fn find_run(&self, count: u32, is_usable: impl Fn(&Self, u32) -> bool) -> Option<u32> {
+        self.bases.windows(2).find_map(|slab| {
+            let mut run = 0;
+            (slab[0]..slab[1]).find_map(|at| {
+                run = if is_usable(self, at) { run + 1 } else { 0 };
+                (run == count).then(|| at + 1 - count)
+            })
+        })
+    }
+
+    /// Whether nobody holds the frame at a place in slab order.
+    pub(crate) fn is_free(&self, dense: u32) -> bool {
+        self.frames[dense as usize].owners == 0
     }
 
     /// Adds an owner to a held frame.

@@ -5,6 +5,9 @@ use crate::backend::Backend;
 use crate::tiers::{PageMove, Ticket};
 use crate::{Error, PageFault, Result};
 
+/// Pages that are worth a run of frames of their own.
+const LANDING: u64 = 16;
+
 /// Pages on their way to frames.
 #[derive(Debug)]
 pub(super) struct Flight {
@@ -26,19 +29,19 @@ impl<B: Backend> HighSpeedSwap<B> {
         if absent.is_empty() {
             return Ok(0);
         }
+        if frames >= LANDING && !self.policy.keeps_streamed() && !self.store.pool.has_frames(frames)? {
+            self.residency().clear_run(frames as u32);
+        }
         if !self.find_room(frames)? {
             return Ok(frames);
         }
-        let mut newest = 0;
-        let mut moves = Vec::with_capacity(absent.len());
-        let mut before = None;
-        for &page in &absent {
-            let (slot, generation) = self.resident().slot(page).expect("a page that left has a slot");
-            let (frame, mark) = self.residency().arrive(page, before);
-            self.store.pool.book.retain(page);
-            (newest, before) = (newest.max(mark), Some(page));
-            moves.push(PageMove { frame, slot, generation });
-        }
+        let copy = |&page: &u32| self.resident().slot(page).expect("a page that left has a slot");
+        let copies: Vec<(u32, u64)> = absent.iter().map(copy).collect();
+        absent.iter().for_each(|&page| self.store.pool.book.retain(page));
+        let (landing, newest) = self.residency().arrive(&absent);
+        let pairs = landing.into_iter().zip(copies);
+        let moves: Vec<PageMove> =
+            pairs.map(|(frame, (slot, generation))| PageMove { frame, slot, generation }).collect();
         match self.request(&moves, newest) {
             Ok(ticket) => {
                 self.meter.fetched(moves.len());

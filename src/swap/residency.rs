@@ -198,6 +198,12 @@ impl Residency {
     fn settle(&mut self, page: u32, after: Option<u32>) -> u32 {
         let after = after.map(|page| self.page(page).frame).filter(|frame| *frame != NONE);
         let frame = self.frames.take(after).expect("a frame was made free before");
+        self.hold(page, frame);
+        frame
+    }
+
+    /// Notes that a frame which was taken for a page holds it.
+    fn hold(&mut self, page: u32, frame: u32) {
         let dense = self.frames.dense(frame);
         if dense >= self.holders.len() {
             self.holders.resize(dense + 1, NONE);
@@ -205,7 +211,6 @@ impl Residency {
         }
         self.holders[dense] = page;
         self.page_mut(page).frame = frame;
-        frame
     }
 
     /// Frees the page's frame, if it has one.
@@ -311,12 +316,26 @@ impl Residency {
         }
     }
 
-    /// A page of the tier gets a frame to come back to. Returns the frame and the mark that its former users came before.
-    pub(crate) fn arrive(&mut self, page: u32, after: Option<u32>) -> (u32, u64) {
-        let frame = self.settle(page, after);
-        let entry = self.page_mut(page);
-        (entry.travel, entry.streamed) = (Travel::In, true);
-        (frame, self.marks[self.frames.dense(frame)])
+    /// Pages of the tier get frames to come back to, side by side where possible; there must be as many free ones. Returns the
+    /// frames and the newest mark that their former users came before.
+    pub(crate) fn arrive(&mut self, pages: &[u32]) -> (Vec<u32>, u64) {
+        let run = if pages.len() > 1 { self.frames.take_run(pages.len() as u32) } else { None };
+        let frames: Vec<u32> = match run {
+            Some(run) => {
+                pages.iter().zip(&run).for_each(|(&page, &frame)| self.hold(page, frame));
+                run
+            }
+            None => {
+                let before = std::iter::once(None).chain(pages.iter().copied().map(Some));
+                pages.iter().zip(before).map(|(&page, before)| self.settle(page, before)).collect()
+            }
+        };
+        for &page in pages {
+            let entry = self.page_mut(page);
+            (entry.travel, entry.streamed) = (Travel::In, true);
+        }
+        let newest = frames.iter().map(|&frame| self.marks[self.frames.dense(frame)]).max().unwrap_or(0);
+        (frames, newest)
     }
 
     /// The page is in its frame, or has failed to come.

@@ -16,7 +16,7 @@ use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Blocks of the kernel: enough to fill the link, few enough to leave the processors to attention.
-const BLOCKS: u64 = 8;
+const BLOCKS: u64 = 32;
 /// Bytes of a run from which on the copy engine takes it: a call costs it what a sixteenth of this takes on the link, which
 /// is as much as it gains on the kernel.
 const LONG_RUN: u64 = 4 << 20;
@@ -114,8 +114,7 @@ pub(super) fn swap(
     }
     let sides = if out { [&frames, &records] } else { [&records, &frames] };
     // SAFETY: frames and host records were validated; both memories outlive the kernel (see `CudaMemory`, `CudaHost`).
-    let blocks = std::env::var("KVTIDE_SWAP_BLOCKS").ok().and_then(|n| n.parse().ok()).unwrap_or(BLOCKS);
-    unsafe { run(kernels, stream, &args.record, sides, &scattered, blocks) }
+    unsafe { run(kernels, stream, &args.record, sides, &scattered, BLOCKS) }
 }
 
 /// Records side by side, in one slab and on the host.

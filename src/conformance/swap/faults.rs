@@ -3,7 +3,7 @@
 use super::super::check::{Check, Verdict};
 use super::faulty::Fault;
 use super::twin::{See, Twin};
-use super::{Setup, over_tiers};
+use super::{Setup, bottom, over_tiers};
 use crate::swap::WriteOut;
 use crate::{Backend, Error, PageFormat};
 
@@ -25,7 +25,7 @@ pub(super) fn reads<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
                     let fault = [Fault::Slot(slot), Fault::Nth(place), Fault::Batch, Fault::Short][place as usize % 4];
                     (twin.faults.plan().read, twin.faults.plan().always) = (Some(fault), always);
                     twin.faults.plan().happened = 0;
-                    let slots = twin.swap.stats().tiers[0].used_pages;
+                    let slots = bottom(&twin.swap.stats()).used_pages;
                     let looks = [(seqs[0], See::Tail(2)), (seqs[1], See::Tail(1))];
                     let answer = twin.try_attend(1, &looks, place, &mut check)?;
                     check.holds("the fault has happened", twin.faults.plan().happened > 0);
@@ -49,7 +49,7 @@ pub(super) fn reads<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
                     let stats = twin.swap.stats();
                     check.holds(
                         "no pin and no slot is lost",
-                        (stats.pinned_pages, stats.tiers[0].used_pages) == (0, slots),
+                        (stats.pinned_pages, bottom(&stats).used_pages) == (0, slots),
                     );
                     check.holds("the books agree", twin.swap.is_consistent());
                     twin.attend(1, &looks, 50 + place, &mut check)?;
@@ -94,7 +94,7 @@ pub(super) fn writes<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
                     let _ = twin.swap.synchronize();
                     let own = twin.swap.pages(0, &twin.seqs[seq].swap).unwrap_or_default();
                     own.iter().filter(|page| page.slot.is_some()).count() as u64
-                        == twin.swap.stats().tiers[0].used_pages
+                        == bottom(&twin.swap.stats()).used_pages
                 };
                 if fault != Fault::Slot(2) && !matches!(fault, Fault::Nth(_)) {
                     let answer = twin.swap.offload(&twin.seqs[seq].swap);

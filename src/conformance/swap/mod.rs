@@ -18,8 +18,8 @@ use super::check::{Failure, Verdict};
 use crate::backend::Backend;
 use crate::predictor::Basis;
 use crate::record::{FRAME_ALIGN, Record};
-use crate::swap::{HighSpeedSwap, PolicyChoice, SwapConfig};
-use crate::tiers::{FileTier, HostTier, Tier};
+use crate::swap::{HighSpeedSwap, PolicyChoice, SwapConfig, SwapStats};
+use crate::tiers::{FileTier, HostTier, Tier, TierStats};
 use crate::{Geometry, PageFormat};
 use faulty::{Faults, FaultyTier};
 use tempfile::TempDir;
@@ -157,6 +157,16 @@ impl Setup {
         }
         Ok((builder.build()?, faults))
     }
+}
+
+/// The counters of the level that has a place for every page.
+fn bottom(stats: &SwapStats) -> &TierStats {
+    stats.tiers.last().expect("a tier has a level")
+}
+
+/// Pages written out, to whichever level.
+fn written(stats: &SwapStats) -> u64 {
+    stats.tiers.iter().map(|level| level.pages_in).sum()
 }
 
 /// Pages of a split of 256 tokens.

@@ -5,7 +5,7 @@ use super::super::values::Rng;
 use super::faulty::Fault;
 use super::standing::{Pin, Standing};
 use super::twin::{See, Twin, Write, is_full};
-use super::{Setup, TierKind, over_tiers};
+use super::{Setup, TierKind, bottom, over_tiers};
 use crate::swap::{PolicyChoice, WhenFull, WriteOut};
 use crate::{Backend, Error, PageFormat};
 use std::ops::Range;
@@ -346,7 +346,7 @@ impl<B: Backend> Driver<'_, B> {
             return Err("the books disagree".into());
         }
         let stats = self.twin.swap.stats();
-        let (frames, tier) = (stats.frames, &stats.tiers[0]);
+        let (frames, tier) = (stats.frames, bottom(&stats));
         let free = self.twin.swap.tier().free();
         if stats.resident_pages + stats.store.free_pages != stats.store.capacity_pages
             || stats.store.capacity_pages > frames

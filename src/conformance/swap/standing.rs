@@ -2,7 +2,7 @@
 
 use super::super::check::Failure;
 use super::twin::Twin;
-use super::{Setup, split_pages};
+use super::{Setup, bottom, split_pages};
 use crate::Backend;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -49,7 +49,7 @@ impl Standing {
         }
         let stats = twin.swap.stats();
         standing.reserved = stats.store.reserved_pages;
-        standing.free_slots = stats.tiers[0].capacity_pages - stats.tiers[0].used_pages;
+        standing.free_slots = bottom(&stats).capacity_pages - bottom(&stats).used_pages;
         Ok(standing)
     }
 

@@ -4,7 +4,7 @@ use super::super::check::{Check, Failure, Measure, Verdict};
 use super::super::store::context_bits;
 use super::super::values::{Rng, Tensor, encode};
 use super::twin::{append, is_full};
-use super::{Setup, over_tiers, tiers};
+use super::{Setup, bottom, over_tiers, tiers};
 use crate::store::Sequence;
 use crate::swap::HighSpeedSwap;
 use crate::{Backend, Dtype, Error, PageFormat};
@@ -58,7 +58,7 @@ impl<B: Backend> Blocks<B> {
 
     fn balance(&mut self, check: &mut Check) {
         let stats = self.swap.stats();
-        let (tier, free) = (&stats.tiers[0], self.swap.tier().free());
+        let (tier, free) = (bottom(&stats), self.swap.tier().free());
         let frames = stats.resident_pages + stats.store.free_pages == stats.store.capacity_pages;
         check.holds("free and used slots are all slots", tier.used_pages + free == tier.capacity_pages);
         check.holds("free and used frames are all frames", frames && stats.store.capacity_pages <= stats.frames);
@@ -86,7 +86,7 @@ pub(super) fn shadow<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
         blocks.live.clear();
         blocks.swap.synchronize()?;
         let stats = blocks.swap.stats();
-        check.holds("nothing is left", (stats.store.held_pages, stats.tiers[0].used_pages) == (0, 0));
+        check.holds("nothing is left", (stats.store.held_pages, bottom(&stats).used_pages) == (0, 0));
         check.done()
     })
 }

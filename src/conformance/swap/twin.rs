@@ -5,8 +5,8 @@ use super::super::cache::Cache;
 use super::super::check::{Check, Failure};
 use super::super::store::{try_attend, try_context, upload};
 use super::super::values::Tensor;
-use super::Setup;
 use super::faulty::Faults;
+use super::{Setup, bottom};
 use crate::store::{Append, PagedStore, Rows, Sequence, StoreConfig};
 use crate::swap::HighSpeedSwap;
 use crate::{Backend, Dtype, Error, View};
@@ -193,7 +193,7 @@ impl<'a, B: Backend> Twin<'a, B> {
         self.seqs.clear();
         let _ = self.swap.synchronize();
         let stats = self.swap.stats();
-        let left = (stats.store.held_pages, stats.pinned_pages, stats.tiers[0].used_pages);
+        let left = (stats.store.held_pages, stats.pinned_pages, bottom(&stats).used_pages);
         check.holds(&format!("nothing is left (pages, pins, slots: {left:?})"), left == (0, 0, 0));
         check.holds("the swap's books agree at the end", self.swap.is_consistent());
         Ok(())

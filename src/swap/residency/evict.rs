@@ -30,13 +30,46 @@ impl Residency {
         true
     }
 
+    /// The next page that came for one attention.
+    fn passing(&mut self) -> Option<u32> {
+        while let Some(page) = self.streamed.pop_front() {
+            self.page_mut(page).listed = false;
+            if self.page(page).streamed && self.is_evictable(page) {
+                return Some(page);
+            }
+        }
+        None
+    }
+
+    /// Makes `frames` frames free side by side, so that pages land there in one long move: those of pages that came for one
+    /// attention, or else the first run whose pages may go, whatever their rank. It is the run that later tiles use too.
+    pub(crate) fn clear_run(&mut self, frames: u32) {
+        while self.frames.free() < frames.into() {
+            let Some(page) = self.passing() else { break };
+            self.vacate(page);
+        }
+        let run = |is_usable: &dyn Fn(u32) -> bool| self.frames.find_run(frames, |_, dense| is_usable(dense));
+        let is_free = |dense: u32| self.frames.is_free(dense);
+        if self.frames.free() >= 2 * u64::from(frames) || run(&is_free).is_some() {
+            return;
+        }
+        let may_go = |dense: u32| match self.holders.get(dense as usize) {
+            Some(&page) if page != NONE => self.is_evictable(page),
+            _ => is_free(dense),
+        };
+        let Some(first) = run(&may_go) else { return };
+        for dense in first..first + frames {
+            match self.holders.get(dense as usize) {
+                Some(&page) if page != NONE => self.vacate(page),
+                _ => {}
+            }
+        }
+    }
+
     fn victim(&mut self, step: u64, policy: &mut dyn EvictionPolicy) -> Option<u32> {
         loop {
-            while let Some(page) = self.streamed.pop_front() {
-                self.page_mut(page).listed = false;
-                if self.page(page).streamed && self.is_evictable(page) {
-                    return Some(page);
-                }
+            if let Some(page) = self.passing() {
+                return Some(page);
             }
             while let Some(page) = self.ranking.pop() {
                 if self.is_evictable(page) {

@@ -4,7 +4,7 @@ use super::{Row, Shape, limits, median, print, tensor};
 use kvtide::record::Record;
 use kvtide::swap::{HighSpeedSwap, SwapConfig, WriteOut};
 use kvtide::tiers::HostTier;
-use kvtide::{Append, Device, PagedStore, StoreConfig};
+use kvtide::{Append, Backend, Device, PagedStore, StoreConfig};
 use serde_json::json;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let tier = HostTier::new((pages + 64 * u64::from(geometry.layers())) * record.frame_stride());
     let mut swap = HighSpeedSwap::builder(device.clone(), geometry).config(config).tier(tier).build()?;
-    let (mut both, mut issued) = (Vec::new(), Vec::new());
+    let (mut both, mut issued, mut appended_after) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..args.rounds {
         let seq = swap.begin();
         swap.synchronize()?;
@@ -72,11 +72,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             }
         }
         let enqueued = begin.elapsed();
+        let backend = swap.backend().clone();
+        let appended = backend.record(swap.stream())?;
+        backend.finish(&appended)?;
+        let done = begin.elapsed();
         swap.offload(&seq)?;
         swap.synchronize()?;
         if round > 0 {
             both.push(begin.elapsed().as_secs_f64() * 1e6);
             issued.push(enqueued.as_secs_f64() * 1e6);
+            appended_after.push(done.as_secs_f64() * 1e6);
         }
     }
     let (link_in, link_out) = limits::link(&device, geometry)?;
@@ -88,6 +93,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     row.detail = json!({
         "append_alone_us": alone,
         "enqueued_us": median(issued),
+        "appended_us": median(appended_after),
         "copy_alone_us": travel,
         "append_hidden_by_the_copies": hidden,
         "link_in_gbs": link_in / 1e9,
