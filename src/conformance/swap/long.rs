@@ -82,8 +82,8 @@ pub(super) fn written_once<B: Backend>(backend: &B, format: PageFormat) -> Verdi
             twin.swap.offload(&twin.seqs[seq].swap)?;
             twin.swap.offload(&twin.seqs[seq].swap)?;
             twin.compare_all(9, &mut check)?;
-            let written: u64 = twin.swap.stats().tiers.iter().take(1).map(|tier| tier.pages_in).sum();
-            check.holds(&format!("{written} pages were written, not 2 × 25"), written == 50);
+            let count = written(&twin.swap.stats());
+            check.holds(&format!("{count} pages were written, not 2 × 25"), count == 50);
             let tails = (0..2).map(|layer| twin.swap.pages(layer, &twin.seqs[seq].swap));
             let tails = tails.map(|pages| pages.map(|pages| pages[24].slot.is_some()));
             check.holds("full last pages are in the tier", tails.collect::<Result<Vec<_>, _>>()? == [true; 2]);

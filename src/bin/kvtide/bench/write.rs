@@ -99,8 +99,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         "link_in_gbs": link_in / 1e9,
         "tiers": swap.stats().tiers,
     });
-    let alone =
-        Row::new("append alone", &args.shape, args.tokens, &device, (alone, bytes)).beside("the link", link_out);
-    print(args.shape.json, &[alone, row])?;
+    print(args.shape.json, &[row])?;
     Ok(ExitCode::SUCCESS)
 }
