@@ -122,7 +122,7 @@ impl<B: Backend> HighSpeedSwap<B> {
         asked: &mut VecDeque<Vec<Wanted>>,
         attend: &mut impl FnMut(&mut Self, &Piece) -> Result<()>,
     ) -> Result<()> {
-        let ahead = self.config.tiles_ahead as usize;
+        let ahead = self.tiles_ahead() as usize;
         while asked.len() <= ahead && asked.len() < pieces.len() {
             let pages = self.pages_of_piece(layer, cast, &pieces[asked.len()]);
             let misses = pages.iter().filter(|page| !self.resident().is_resident(page.number)).count();
@@ -208,9 +208,14 @@ impl<B: Backend> HighSpeedSwap<B> {
         pages.collect()
     }
 
+    /// Tiles under way while one is attended.
+    fn tiles_ahead(&self) -> u32 {
+        self.config.tiles_ahead.unwrap_or_else(|| self.tier.tiles_ahead())
+    }
+
     /// Bounds of a tile: what is configured, but no more than lets all tiles under way fit beside each other.
     pub(super) fn tile_size(&self) -> TileSize {
-        let share = (self.resident().limit / (2 + u64::from(self.config.tiles_ahead))).clamp(1, u32::MAX.into()) as u32;
+        let share = (self.resident().limit / (2 + u64::from(self.tiles_ahead()))).clamp(1, u32::MAX.into()) as u32;
         TileSize { missing: self.config.tile_pages.min(share), pages: share }
     }
 
@@ -231,7 +236,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             |sequence: usize, page: u32| !self.resident().is_resident(self.table(ids[sequence], next)[page as usize]);
         let (_, streamed) = pieces(&needs, page_size, self.tile_size(), missing);
         let cast = Cast { ids: ids.clone(), needs: needs.clone(), ..Cast::default() };
-        for piece in streamed.iter().take(self.config.tiles_ahead as usize) {
+        for piece in streamed.iter().take(self.tiles_ahead() as usize) {
             let pages = self.pages_of_piece(next, &cast, piece);
             let numbers: Vec<u32> = pages.iter().map(|page| page.number).collect();
             if self.resident().free_soon() < piece.missing as u64 || !matches!(self.fetch(&numbers), Ok(0)) {

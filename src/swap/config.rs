@@ -46,8 +46,9 @@ pub struct SwapConfig {
     pub device_budget: u64,
     /// Pages that travel together when attention streams (rounded up to whole splits of 256 tokens).
     pub tile_pages: u32,
-    /// Tiles under way while one is attended; 0 reads each tile when it is wanted.
-    pub tiles_ahead: u32,
+    /// Tiles under way while one is attended; 0 reads each tile when it is wanted. `None`: what the tier
+    /// [asks for](crate::tiers::Tier::tiles_ahead).
+    pub tiles_ahead: Option<u32>,
     /// Whether the first tiles of the next layer are fetched while this layer attends.
     pub layer_ahead: bool,
     /// When full pages are written to the tier.
@@ -67,7 +68,7 @@ impl Default for SwapConfig {
         SwapConfig {
             device_budget: 1 << 30,
             tile_pages: 256,
-            tiles_ahead: 2,
+            tiles_ahead: None,
             layer_ahead: true,
             write_out: WriteOut::Pressure,
             when_full: WhenFull::Hold,
@@ -94,7 +95,8 @@ impl SwapConfig {
             self.tile_pages.into(),
             "it must be 1 to 1,048,576",
         )?;
-        field(self.tiles_ahead <= 64, "tiles_ahead", self.tiles_ahead.into(), "it must be at most 64")?;
+        let ahead = self.tiles_ahead.unwrap_or(0);
+        field(ahead <= 64, "tiles_ahead", ahead.into(), "it must be at most 64")?;
         field(self.state_bytes > 0, "state_bytes", self.state_bytes, "it must be at least 1")
     }
 
@@ -121,7 +123,7 @@ mod tests {
         };
         assert_eq!(wrong(|c| c.device_budget = 0), "device_budget");
         assert_eq!(wrong(|c| c.tile_pages = 0), "tile_pages");
-        assert_eq!(wrong(|c| c.tiles_ahead = 65), "tiles_ahead");
+        assert_eq!(wrong(|c| c.tiles_ahead = Some(65)), "tiles_ahead");
         assert_eq!(wrong(|c| c.state_bytes = 0), "state_bytes");
         assert_eq!(SwapConfig::default().validate(), Ok(()));
     }

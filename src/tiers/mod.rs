@@ -125,6 +125,11 @@ pub trait Tier<B: Backend>: fmt::Debug + Send {
     /// Waits until the pages of a read can go to their frames and enqueues that.
     fn land(&mut self, lane: Lane<'_, B>, ticket: Ticket) -> Result<Landing<B>>;
 
+    /// Tiles that should be under way while one is attended, where nobody says otherwise: enough to keep the tier busy.
+    fn tiles_ahead(&self) -> u32 {
+        2
+    }
+
     /// Counters, one entry a level.
     fn stats(&self) -> Vec<TierStats>;
 

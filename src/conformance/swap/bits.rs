@@ -61,7 +61,7 @@ fn settings(kind: TierKind, format: PageFormat) -> Vec<Setup> {
             let tile_pages = [1, split as u32, 10_000][turn % 3];
             let config = SwapConfig {
                 tile_pages,
-                tiles_ahead: [0, 1, 2, 5][(turn + at) % 4],
+                tiles_ahead: [None, Some(0), Some(1), Some(5)][(turn + at) % 4],
                 layer_ahead: turn.is_multiple_of(2),
                 policy: [PolicyChoice::StableSubset, PolicyChoice::Lru, PolicyChoice::PredictedScore]
                     [(turn + share) % 3],
@@ -126,7 +126,7 @@ fn branch<B: Backend>(twin: &mut Twin<'_, B>, check: &mut Check) -> Result<(), s
 pub(super) fn many_batches<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     over_tiers(format, |kind| {
         let mut check = Check::default();
-        for (state_bytes, tiles_ahead) in [(1, 2), (1000, 0), (3000, 5)] {
+        for (state_bytes, tiles_ahead) in [(1, None), (1000, Some(0)), (3000, Some(5))] {
             let setup =
                 Setup::new(kind, format, 64, 9).config(|c| (c.state_bytes, c.tiles_ahead) = (state_bytes, tiles_ahead));
             let mut twin = Twin::new(backend, &setup)?;
@@ -149,7 +149,7 @@ pub(super) fn half_resident_splits<B: Backend>(backend: &B, format: PageFormat) 
         let mut check = Check::default();
         for tiles_ahead in [0, 1, 5] {
             for (page_size, frames) in [(16, 17), (16, 24), (64, 5), (64, 7), (8, 40)] {
-                let setup = Setup::new(kind, format, page_size, frames).config(|c| c.tiles_ahead = tiles_ahead);
+                let setup = Setup::new(kind, format, page_size, frames).config(|c| c.tiles_ahead = Some(tiles_ahead));
                 let mut twin = Twin::new(backend, &setup)?;
                 let seq = twin.begin();
                 twin.write(0, &[(seq, None, 256 * 9)], 1)?;

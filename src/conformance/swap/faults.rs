@@ -11,7 +11,7 @@ use crate::{Backend, Error, PageFormat};
 pub(super) fn reads<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     over_tiers(format, |kind| {
         let mut check = Check::default();
-        for tiles_ahead in [0, 2] {
+        for tiles_ahead in [Some(0), Some(2)] {
             let setup =
                 Setup::new(kind, format, 64, 9).layers(2).config(|c| (c.tiles_ahead, c.tile_pages) = (tiles_ahead, 4));
             let mut twin = Twin::new(backend, &setup)?;

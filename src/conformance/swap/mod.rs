@@ -76,12 +76,11 @@ fn tiers(format: PageFormat) -> Vec<TierKind> {
     }
 }
 
+/// A tier, and the folder that its file lives in.
+type Made<B> = (Box<dyn Tier<B>>, Option<TempDir>);
+
 /// A tier of a kind for so many pages, and the folder that it lives in.
-fn make<B: Backend>(
-    kind: TierKind,
-    pages: u64,
-    record: &Record,
-) -> Result<(Box<dyn Tier<B>>, Option<TempDir>), Failure> {
+fn make<B: Backend>(kind: TierKind, pages: u64, record: &Record) -> Result<Made<B>, Failure> {
     if kind == TierKind::Host {
         return Ok((Box::new(HostTier::new(pages * record.bytes().next_multiple_of(FRAME_ALIGN))), None));
     }

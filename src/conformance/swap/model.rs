@@ -55,7 +55,7 @@ fn shape(kind: TierKind, format: PageFormat, seed: u64) -> Setup {
     let (page_size, frames) = [(64, 14), (256, 12), (32, 22), (64, 24)][at % 4];
     Setup::new(kind, format, page_size, frames).layers(LAYERS as u32).slots([30, 60, 16][at % 3]).config(|c| {
         c.tile_pages = [1, 4, 100][at / 2 % 3];
-        c.tiles_ahead = [2, 0, 1, 5][at / 3 % 4];
+        c.tiles_ahead = [None, Some(0), Some(1), Some(5)][at / 3 % 4];
         c.layer_ahead = !at.is_multiple_of(3);
         c.policy = [PolicyChoice::StableSubset, PolicyChoice::Lru, PolicyChoice::PredictedScore][at / 2 % 3];
         c.write_out = [WriteOut::Pressure, WriteOut::Eager][at / 4 % 2];

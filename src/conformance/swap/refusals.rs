@@ -28,7 +28,7 @@ pub(super) fn settings<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
                 ("device_budget", SwapConfig { device_budget: least - 1, ..good }),
                 ("tile_pages", SwapConfig { tile_pages: 0, ..good }),
                 ("tile_pages", SwapConfig { tile_pages: (1 << 20) + 1, ..good }),
-                ("tiles_ahead", SwapConfig { tiles_ahead: 65, ..good }),
+                ("tiles_ahead", SwapConfig { tiles_ahead: Some(65), ..good }),
                 ("state_bytes", SwapConfig { state_bytes: 0, ..good }),
                 ("device_budget", SwapConfig { device_budget: 1, ..good }),
             ];

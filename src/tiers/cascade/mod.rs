@@ -275,6 +275,11 @@ impl<B: Backend> Tier<B> for FileTier<B> {
         self.attached()?.land(lane, ticket)
     }
 
+    /// A disk reaches its speed with many reads in flight.
+    fn tiles_ahead(&self) -> u32 {
+        16
+    }
+
     fn stats(&self) -> Vec<TierStats> {
         let Some(tier) = &self.attached else { return Vec::new() };
         let mut levels = Vec::new();

@@ -34,8 +34,8 @@ pub(crate) struct Args {
     steps: usize,
     #[arg(long, default_value_t = 256)]
     tile_pages: u32,
-    #[arg(long, default_value_t = 2)]
-    tiles_ahead: u32,
+    #[arg(long)]
+    tiles_ahead: Option<u32>,
     /// Compare the outputs of the last step with those of a cache that never left the device, bit for bit.
     #[arg(long)]
     check: bool,
