@@ -1,4 +1,5 @@
 //! Does the cache score its pages, wherever they are, and does ranking by score leave the answer alone?
+#![cfg(feature = "conformance")]
 
 mod twins;
 

@@ -1,5 +1,6 @@
 //! What happens when the disk fails? Faults of the file under a cache that swaps: each is said by name, nothing is mapped
 //! or leaked, and the next attention is right.
+#![cfg(feature = "conformance")]
 
 mod twins;
 
