@@ -47,7 +47,7 @@ fn every_tier_gives_the_bits_of_a_resident_store() -> Result<()> {
 #[test]
 fn a_closed_store_opens_again_and_attends_as_before() -> Result<()> {
     let folder = folder()?;
-    for cache in [0, 50 * 4096] {
+    for cache in [0, 50 * 4096, 4 << 20] {
         let path = folder.path().join(format!("store-{cache}"));
         let tier = FileTier::create(&path, 4 << 20).fingerprint(7).host_cache(cache);
         let mut twins = Twins::new(40, tier)?;
@@ -57,11 +57,16 @@ fn a_closed_store_opens_again_and_attends_as_before() -> Result<()> {
         let fork = (twins.resident.fork_at(&a.0, 500)?, twins.swapped.fork_at(&a.1, 500)?);
         twins.append(&fork, 20, 3)?;
         let ids = [a.1.id(), b.1.id(), fork.1.id()];
+        // Pages that were read last are in use by the device for a while; they reach the file too.
+        twins.compare(&a, 2, 1)?;
         twins.swapped.close()?;
 
         let opened = || FileTier::open(&path).fingerprint(7).host_cache(cache);
         let device = twins.device.clone();
         let builder = || HighSpeedSwap::builder(device.clone(), model()).config(config(40));
+        // A mistake in the configuration does not cost the sequences.
+        let wrong = SwapConfig { policy: kvtide::swap::PolicyChoice::PredictedScore, ..config(40) };
+        assert!(matches!(builder().config(wrong).tier(opened()).build(), Err(kvtide::Error::Config { .. })));
         twins.swapped = builder().tier(opened()).build()?;
         let restored = twins.swapped.take_restored();
         assert_eq!(restored.iter().map(Sequence::id).collect::<Vec<_>>(), ids);

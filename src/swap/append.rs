@@ -28,12 +28,13 @@ impl<B: Backend> HighSpeedSwap<B> {
             self.check_tier(layer, appends)?;
         }
         let frames = self.resident().limit;
-        if self.fresh(layer, appends) + self.returning(layer, appends) <= (frames / 2).max(1) {
-            return self.append_piece(layer, appends);
-        }
         let lens: Vec<(u64, u64)> =
             appends.iter().map(|append| (append.seq.id(), self.store.sequences[&append.seq.id()][layer].len)).collect();
-        let result = self.append_pieces(layer, appends, (frames / 4).max(1));
+        let result = if self.fresh(layer, appends) + self.returning(layer, appends) <= (frames / 2).max(1) {
+            self.append_piece(layer, appends)
+        } else {
+            self.append_pieces(layer, appends, (frames / 4).max(1))
+        };
         if result.is_err() {
             for (id, len) in lens {
                 self.store.truncate_layer(id, layer, len);
@@ -158,14 +159,19 @@ impl<B: Backend> HighSpeedSwap<B> {
             .iter()
             .map(|append| append.at.unwrap_or(self.store.sequences[&append.seq.id()][layer].len))
             .collect();
-        self.store.append(layer, appends)?;
+        if let Err(error) = self.store.append(layer, appends) {
+            // Kernels that were enqueued all the same are over before their frames are used anew.
+            self.store.synchronize()?;
+            return Err(error);
+        }
         let (mark, step) = (self.marks.next(), self.step);
         let mut projected = Vec::new();
         for (append, start) in appends.iter().zip(starts) {
             let sequence = append.seq.id();
             for index in self.page_range(append, start) {
                 let pages = &self.store.sequences[&sequence][layer];
-                let (page, full) = (pages.table[index as usize], pages.len >= (index + 1) * page_size);
+                let (page, len) = (pages.table[index as usize], pages.len);
+                let full = len >= (index + 1) * page_size;
                 let before = (index > 0).then(|| pages.table[index as usize - 1]);
                 let origin = Origin { sequence, layer: layer as u32, index: index as u32 };
                 self.residency().written(page, full, origin);
@@ -173,9 +179,9 @@ impl<B: Backend> HighSpeedSwap<B> {
                 if full {
                     self.queue.push_back((page, before));
                 }
-                let end = start + u64::from(append.tokens);
+                // To the last valid token: a copy has no projections of what was not written now.
                 let slot = |token: u64| (token - index * page_size).min(page_size) as u32;
-                projected.push((page, slot(start.max(index * page_size)), slot(end)));
+                projected.push((page, slot(start.max(index * page_size)), slot(len)));
             }
         }
         self.reap();

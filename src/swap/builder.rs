@@ -115,17 +115,25 @@ impl<B: Backend> SwapBuilder<B> {
         let backend = self.backend.clone();
         let config = crate::StoreConfig { page_limit: Some(frames), ..self.config.store() };
         let mut store = PagedStore::on_stream(self.backend, stream, self.geometry, config)?;
-        tier.attach(&backend, record)?;
-        store.pool.swapped(frames, frames.saturating_add(tier.capacity()));
         let policy = self.policy.unwrap_or_else(|| match self.config.policy {
             PolicyChoice::StableSubset => Box::new(StableSubset),
             PolicyChoice::Lru => Box::new(Lru),
             PolicyChoice::PredictedScore => Box::new(PredictedScore),
         });
         check_policy(&self.config, self.basis.is_some(), policy.wants_scores())?;
+        // From here on a file that was closed is open: whatever fails closes it again as it was.
+        tier.attach(&backend, record)?;
+        let index = tier.restore();
+        store.pool.swapped(frames, frames.saturating_add(tier.capacity()));
         let pages = store.pool.page_limit;
-        let predictor =
-            self.basis.map(|basis| Predictor::new(&backend, record.geometry(), basis, pages)).transpose()?;
+        let predictor = self.basis.map(|basis| Predictor::new(&backend, record.geometry(), basis, pages)).transpose();
+        let predictor = match (predictor, &index) {
+            (Err(error), Some(index)) => {
+                tier.close(&backend, index)?;
+                return Err(error);
+            }
+            (predictor, _) => predictor?,
+        };
         let mut swap = HighSpeedSwap {
             store,
             config: self.config,
@@ -145,7 +153,12 @@ impl<B: Backend> SwapBuilder<B> {
             fault: None,
             restored: Vec::new(),
         };
-        swap.restore()?;
+        if let Some(index) = index
+            && let Err(error) = swap.restore(&index)
+        {
+            swap.tier.close(&backend, &index)?;
+            return Err(error);
+        }
         Ok(swap)
     }
 }

@@ -106,6 +106,9 @@ impl<B: Backend> HighSpeedSwap<B> {
             }
         };
         let ordered = self.order_landing(landing.moved.as_ref());
+        if ordered.is_err() {
+            self.calm();
+        }
         self.meter.waited(landing.waited);
         let mut outcome = landing.outcome.into_iter();
         for page in flight.pages {

@@ -1,6 +1,5 @@
 //! Which pages give up their frames first? Policies that rank the resident pages, once a step.
 
-use std::cmp::Ordering;
 use std::fmt;
 
 /// A page in a frame that may give it up: clean, unpinned and not on its way.
@@ -92,7 +91,7 @@ impl EvictionPolicy for PredictedScore {
         let mut order: Vec<usize> = (0..pages.len()).collect();
         order.sort_by(|&a, &b| {
             let by_layer = pages[a].layer.cmp(&pages[b].layer);
-            by_layer.then(pages[a].score.partial_cmp(&pages[b].score).unwrap_or(Ordering::Equal))
+            by_layer.then(pages[a].score.total_cmp(&pages[b].score))
         });
         let mut rank = vec![0usize; pages.len()];
         let (mut layer, mut first) = (None, 0);

@@ -139,6 +139,7 @@ impl<B: Backend> HighSpeedSwap<B> {
         let mut runs = Vec::with_capacity(pages.len());
         for &(page, start, end) in pages {
             let slot = residency.project(page, start, end);
+            residency.used(page, self.marks.next(), self.step);
             let record = predictor.records.number(page);
             runs.push(ProjectRun { frame: residency.frame(page), page: record, slot, tokens: end - slot });
         }
@@ -150,7 +151,11 @@ impl<B: Backend> HighSpeedSwap<B> {
             projections: predictor.arena(),
             runs: &runs,
         };
-        pool.backend.project(&mut pool.stream, &project)
+        let projected = pool.backend.project(&mut pool.stream, &project);
+        if projected.is_err() {
+            pages.iter().for_each(|&(page, ..)| self.residency().forget_projection(page));
+        }
+        projected
     }
 
     /// Projects pages that came from an earlier store, whose projections are gone.

@@ -300,6 +300,11 @@ impl Residency {
         first
     }
 
+    /// No slot's key counts as projected any more.
+    pub(crate) fn forget_projection(&mut self, page: u32) {
+        self.page_mut(page).projected = 0;
+    }
+
     /// The page begins to travel to the tier.
     pub(crate) fn depart(&mut self, page: u32) {
         self.page_mut(page).travel = Travel::Out;

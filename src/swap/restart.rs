@@ -93,11 +93,10 @@ impl<B: Backend> HighSpeedSwap<B> {
     }
 
     /// Takes over what the tier was closed with.
-    pub(super) fn restore(&mut self) -> Result<()> {
-        let Some(bytes) = self.tier.restore() else { return Ok(()) };
+    pub(super) fn restore(&mut self, bytes: &[u8]) -> Result<()> {
         let path = self.tier.name();
         let refuse = |found: String| Error::WrongFile { path, what: "index", found, expected: "an index".into() };
-        let index: Index = match serde_json::from_slice(&bytes) {
+        let index: Index = match serde_json::from_slice(bytes) {
             Ok(index) => index,
             Err(error) => return Err(refuse(error.to_string())),
         };

@@ -70,6 +70,12 @@ impl<B: Backend> Cache<B> {
         let kept = Kept { cell, generation, dirty, users: 1, used: self.reads };
         self.kept.insert(slot, kept);
         self.clock.push(slot);
+        if self.clock.len() > 2 * self.kept.len() + LOOKED_AT {
+            let kept = &self.kept;
+            self.clock.retain(|slot| kept.contains_key(slot));
+            self.clock.sort_unstable();
+            self.clock.dedup();
+        }
         self.stats.pages_in += 1;
         self.stats.bytes_in += bytes as u64;
         Some(cell)
@@ -132,6 +138,11 @@ impl<B: Backend> Cache<B> {
         }
         dirty.sort_unstable();
         dirty
+    }
+
+    /// Whether there is a page that the file has not seen.
+    pub(super) fn is_dirty(&self) -> bool {
+        self.kept.values().any(|kept| kept.dirty)
     }
 
     /// The file has the page now.

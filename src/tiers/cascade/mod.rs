@@ -306,7 +306,12 @@ impl<B: Backend> Tier<B> for FileTier<B> {
 
     fn close(&mut self, backend: &B, index: &[u8]) -> Result<()> {
         let tier = self.attached()?;
+        tier.free_users(backend, true)?;
         tier.clean_all(backend)?;
+        if tier.cache.is_dirty() {
+            let (operation, message) = ("close", "pages of the host cache are not in the file".into());
+            return Err(Error::File { path: tier.store()?.path().display().to_string(), operation, message });
+        }
         let Some(file) = tier.file.take() else { return Ok(()) };
         file.close(index)
     }

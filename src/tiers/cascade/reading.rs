@@ -60,13 +60,13 @@ impl<B: Backend> Attached<B> {
 
     pub(super) fn land(&mut self, mut lane: Lane<'_, B>, ticket: Ticket) -> Result<Landing<B>> {
         let begin = Instant::now();
+        self.free_users(lane.backend, false)?;
+        let (began, stride) = (lane.backend.record(lane.stream)?, self.store()?.stride());
         let Some(read) = self.reads.remove(&ticket) else {
             return Ok(Landing { outcome: Vec::new(), moved: None, waited: Duration::ZERO });
         };
         let runs = read.batch.map_or_else(Vec::new, Batch::wait);
         let waited = begin.elapsed();
-        self.free_users(lane.backend)?;
-        let began = lane.backend.record(lane.stream)?;
         let closed = |page: &PageMove| Err(PageFault::Closed { slot: page.slot });
         let mut outcome: Vec<Result<(), PageFault>> = read.pages.iter().map(closed).collect();
         let mut ready = Ready::default();
@@ -79,12 +79,18 @@ impl<B: Backend> Attached<B> {
         let mut indices = read.misses.into_iter();
         let mut passed = Ok(());
         for run in runs {
-            let stride = (run.buffer.len() / run.results.len().max(1)).max(1);
-            for (record, result) in run.buffer.chunks_exact(stride).zip(run.results) {
+            // By its results: the buffer of a run that was given up is empty.
+            for (record, result) in run.results.into_iter().enumerate() {
                 let Some(at) = indices.next() else { break };
-                outcome[at] = result;
-                if outcome[at].is_ok() && passed.is_ok() {
-                    passed = self.pass(&mut lane, read.pages[at], &record[..self.record_bytes], &mut ready);
+                let start = record * stride;
+                let bytes = run.buffer.get(start..start + self.record_bytes);
+                match (result, bytes) {
+                    (Ok(()), Some(bytes)) if passed.is_ok() => {
+                        outcome[at] = Ok(());
+                        passed = self.pass(&mut lane, read.pages[at], bytes, &mut ready);
+                    }
+                    (Err(fault), _) => outcome[at] = Err(fault),
+                    _ => {}
                 }
             }
             self.keep_buffer(run.buffer);
@@ -111,8 +117,13 @@ impl<B: Backend> Attached<B> {
     fn pass(&mut self, lane: &mut Lane<'_, B>, page: PageMove, record: &[u8], ready: &mut Ready) -> Result<()> {
         let used = u64::from(self.slots.used());
         if let Some(cell) = self.cache.keep(page.slot, page.generation, false, used, self.record_bytes) {
+            if let Err(error) = self.cache.cells.write(lane.backend, cell, record) {
+                // The cell does not hold the page: nobody may find it there.
+                self.cache.done(page.slot, page.generation);
+                self.cache.forget(page.slot);
+                return Err(error);
+            }
             ready.users.push((page.slot, page.generation));
-            self.cache.cells.write(lane.backend, cell, record)?;
             ready.kept.push((page.frame, cell));
             return Ok(());
         }
@@ -140,10 +151,12 @@ impl<B: Backend> Attached<B> {
         Ok(())
     }
 
-    /// Lets go of cells of the cache that the device has read.
-    fn free_users(&mut self, backend: &B) -> Result<()> {
+    /// Lets go of cells of the cache that the device has read; with `wait`, of all.
+    pub(super) fn free_users(&mut self, backend: &B, wait: bool) -> Result<()> {
         while let Some((event, _)) = self.users.front() {
-            if !backend.is_done(event)? {
+            if wait {
+                backend.finish(event)?;
+            } else if !backend.is_done(event)? {
                 break;
             }
             let users = self.users.pop_front().map_or_else(Vec::new, |(_, users)| users);

@@ -161,7 +161,10 @@ impl<B: Backend> Attached<B> {
             self.cache.done(slot, generation);
             write.outcome[at] = Some(Ok(()));
         }
-        self.clean_some(backend)?;
+        if let Err(error) = self.free_users(backend, false).and_then(|()| self.clean_some(backend)) {
+            // The pages stay in the cache; this write is acknowledged all the same.
+            tracing::warn!(%error, "the host cache was not written down");
+        }
         let outcome = write.outcome.into_iter().zip(&write.pages);
         let closed = |slot| Err(PageFault::Closed { slot });
         Ok(Some(outcome.map(|(outcome, page)| outcome.unwrap_or(closed(page.slot))).collect()))
