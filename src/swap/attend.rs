@@ -90,6 +90,7 @@ impl<B: Backend> HighSpeedSwap<B> {
         let number = |sequence: usize, page: u32| self.table(cast.ids[sequence], layer)[page as usize];
         let missing = |sequence: usize, page: u32| !self.resident().is_resident(number(sequence, page));
         let (resident, streamed) = pieces(&cast.needs, self.geometry().page_tokens(), self.tile_size(), missing);
+        let streamed = self.by_score(layer, cast, streamed);
         let pieces = std::iter::once(resident).chain(streamed).collect();
         self.in_turn(layer, cast, pieces, |swap, piece| swap.attend_piece(layer, query, batch, cast, &piece.spans))?;
         self.store.enqueue_merge(query, batch)
@@ -155,6 +156,19 @@ impl<B: Backend> HighSpeedSwap<B> {
             if keep { self.residency().stay(page.number) } else { self.residency().streamed(page.number) }
         }
         Ok(())
+    }
+
+    /// Tiles in the order in which they are fetched: where pages are scored, the tile with the best page first. (Each split
+    /// has its own states, so the order changes no bit.)
+    fn by_score(&self, layer: usize, cast: &Cast, mut tiles: Vec<Piece>) -> Vec<Piece> {
+        if self.policy.wants_scores() {
+            let best = |tile: &Piece| {
+                let pages = self.pages_of_piece(layer, cast, tile).into_iter();
+                pages.map(|page| self.resident().score(page.number)).fold(f32::NEG_INFINITY, f32::max)
+            };
+            tiles.sort_by_cached_key(|tile| std::cmp::Reverse(ordered(best(tile))));
+        }
+        tiles
     }
 
     /// Whether a page of the call's sequences is not on the device.
@@ -235,7 +249,8 @@ impl<B: Backend> HighSpeedSwap<B> {
         let missing =
             |sequence: usize, page: u32| !self.resident().is_resident(self.table(ids[sequence], next)[page as usize]);
         let (_, streamed) = pieces(&needs, page_size, self.tile_size(), missing);
-        let cast = Cast { ids: ids.clone(), needs: needs.clone(), ..Cast::default() };
+        let cast = Cast { ids, needs, ..Cast::default() };
+        let streamed = self.by_score(next, &cast, streamed);
         for piece in streamed.iter().take(self.tiles_ahead() as usize) {
             let pages = self.pages_of_piece(next, &cast, piece);
             let numbers: Vec<u32> = pages.iter().map(|page| page.number).collect();
@@ -244,6 +259,12 @@ impl<B: Backend> HighSpeedSwap<B> {
             }
         }
     }
+}
+
+/// A number's bits as an integer of the same order.
+fn ordered(x: f32) -> i32 {
+    let bits = x.to_bits() as i32;
+    if bits < 0 { bits ^ i32::MAX } else { bits }
 }
 
 fn page_range(span: &Span, page_size: u32, pages: u32) -> std::ops::Range<u32> {

@@ -35,7 +35,7 @@ pub trait EvictionPolicy: fmt::Debug + Send {
     }
 
     /// Whether pages are to be scored for the queries of each attention: a policy that does not look at
-    /// [`Resident::score`] saves that work.
+    /// [`Resident::score`] saves that work. Where they are, the tiles with the best pages are fetched first.
     fn wants_scores(&self) -> bool {
         false
     }

@@ -282,6 +282,11 @@ impl Residency {
         self.page_mut(page).used = step;
     }
 
+    /// What the predictor thought of a page last; −∞ when it never did.
+    pub(crate) fn score(&self, page: u32) -> f32 {
+        self.page(page).score
+    }
+
     /// What the predictor thinks of a page.
     pub(crate) fn rate(&mut self, page: u32, score: f32) {
         self.page_mut(page).score = score;
