@@ -14,7 +14,7 @@ using u64 = uint64_t;
 
 struct RecordParams {
     u32 page_shift, kv_heads, k_dim, v_dim, k_row_words, v_row_words, v_base_words, record_words, frame_words;
-    u32 slab_shift, format, reserved;
+    u32 slab_shift, format, scale_base_words;
 };
 KV_SIZE(RecordParams, 48);
 KV_FIELD(RecordParams, page_shift, 0);
@@ -28,7 +28,7 @@ KV_FIELD(RecordParams, record_words, 28);
 KV_FIELD(RecordParams, frame_words, 32);
 KV_FIELD(RecordParams, slab_shift, 36);
 KV_FIELD(RecordParams, format, 40);
-KV_FIELD(RecordParams, reserved, 44);
+KV_FIELD(RecordParams, scale_base_words, 44);
 
 struct ViewParams {
     u32 base, row, head, element;

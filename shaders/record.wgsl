@@ -13,7 +13,7 @@ struct RecordParams {
     frame_words: u32,
     slab_shift: u32,
     format: u32,
-    reserved: u32,
+    scale_base_words: u32,
 }
 
 // A quad of the arena.

@@ -57,29 +57,59 @@ pub enum PageFormat {
     F16,
     /// 2 bytes an element.
     Bf16,
+    /// A byte an element and an f32 scale for each row: see [`quantize`](crate::quantize). Keys may have a
+    /// [calibration](crate::KeyCalibration).
+    Int8,
 }
 
 impl PageFormat {
-    /// All formats.
-    pub const ALL: [PageFormat; 3] = [PageFormat::F32, PageFormat::F16, PageFormat::Bf16];
+    /// All formats, in the order of their [`code`](Self::code).
+    pub const ALL: [PageFormat; 4] = [PageFormat::F32, PageFormat::F16, PageFormat::Bf16, PageFormat::Int8];
+    /// Those that store elements of a [`Dtype`].
+    pub const NATIVE: [PageFormat; 3] = [PageFormat::F32, PageFormat::F16, PageFormat::Bf16];
 
-    /// The element type that the page stores.
-    pub const fn dtype(self) -> Dtype {
+    /// The element type of a native format; `None` where rows are quantised.
+    pub const fn dtype(self) -> Option<Dtype> {
         match self {
-            PageFormat::F32 => Dtype::F32,
-            PageFormat::F16 => Dtype::F16,
-            PageFormat::Bf16 => Dtype::Bf16,
+            PageFormat::F32 => Some(Dtype::F32),
+            PageFormat::F16 => Some(Dtype::F16),
+            PageFormat::Bf16 => Some(Dtype::Bf16),
+            PageFormat::Int8 => None,
         }
     }
 
-    /// Bytes of one row (one token of one KV head) of `dim` elements.
+    /// Whether rows are codes with a scale.
+    pub const fn is_quantized(self) -> bool {
+        self.dtype().is_none()
+    }
+
+    /// The number that kernels know this format by; a native format has that of its [`Dtype`].
+    pub const fn code(self) -> u32 {
+        match self.dtype() {
+            Some(dtype) => dtype.code(),
+            None => 3,
+        }
+    }
+
+    /// Bytes of one row (one token of one KV head) of `dim` elements, without its scale.
     pub const fn row_bytes(self, dim: u32) -> u64 {
-        dim as u64 * self.dtype().bytes()
+        match self.dtype() {
+            Some(dtype) => dim as u64 * dtype.bytes(),
+            None => (dim as u64).next_multiple_of(4),
+        }
+    }
+
+    /// Bytes of the scale that goes with each row.
+    pub const fn scale_bytes(self) -> u64 {
+        if self.is_quantized() { 4 } else { 0 }
     }
 
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
-        self.dtype().name()
+        match self.dtype() {
+            Some(dtype) => dtype.name(),
+            None => "int8",
+        }
     }
 }
 
@@ -206,6 +236,14 @@ impl Geometry {
     /// How pages store their elements.
     pub const fn page_format(&self) -> PageFormat {
         self.format
+    }
+
+    /// The smallest page size, from this geometry's own on, whose records are whole blocks of a file, so that none of it
+    /// is padding; `None` where no page size is.
+    pub fn snug_page_size(&self) -> Option<u32> {
+        let sizes = std::iter::successors(Some(self.page_size.max(8)), |size| Some(size * 2));
+        let mut sizes = sizes.take_while(|&size| size <= 256);
+        sizes.find(|&size| crate::record::Record::new(self.page_size(size)).file_padding() == 0)
     }
 
     /// Pages that hold `tokens` tokens of one layer.

@@ -19,6 +19,7 @@ mod error;
 mod geometry;
 mod pages;
 pub mod predictor;
+pub mod quantize;
 pub mod record;
 mod store;
 pub mod swap;
@@ -28,6 +29,7 @@ pub use backend::ops::View;
 pub use backend::{Backend, Caps, Device, DeviceBuffer};
 pub use error::{Error, PageFault, Result};
 pub use geometry::{Dtype, Geometry, PageFormat};
+pub use quantize::KeyCalibration;
 pub use store::{
     Append, AttentionContext, ContextView, NonFinite, PagedStore, Query, Rows, Sequence, SequenceContext, Stats,
     StepPlan, StoreConfig,

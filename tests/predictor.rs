@@ -32,14 +32,16 @@ fn scores(geometry: &Geometry, basis: &Basis, keys: &[f32], queries: &[f32], len
     };
     let runs: Vec<_> = (0..pages).map(run).map(runs).collect();
     let non_finite = &buffer(1);
-    let append = Append { record, arena: arena(&slabs), k: &k, v: &k, runs: &runs, non_finite, write: true };
+    let arena_of = arena(&slabs);
+    let append = Append { record, arena: arena_of, k: &k, v: &k, channels: None, runs: &runs, non_finite, write: true };
     device.append(stream, &append).unwrap();
     let matrices = device.buffer_from(&basis.device_bytes(0)).unwrap();
     let matrices = Matrices { buffer: &matrices, offset: 0, head_stride: basis.head_stride() };
     let runs = |(n, tokens)| ProjectRun { frame: n, page: n, slot: 0, tokens };
     let runs: Vec<_> = (0..pages).map(run).map(runs).collect();
     let (rank, projections) = (basis.rank(), arena(&projected));
-    let project = Project { record, arena: arena(&slabs), rank, basis: matrices, projections, runs: &runs };
+    let (arena, channels, basis, runs) = (arena(&slabs), None, matrices, &runs);
+    let project = Project { record, arena, channels, rank, basis, projections, runs };
     device.project(stream, &project).unwrap();
     let rows = lens.iter().enumerate().map(|(row, &len)| {
         (0..len.div_ceil(page)).map(move |n| ScoreEntry {

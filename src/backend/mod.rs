@@ -12,6 +12,7 @@
 //! - **Numbers.** Page writes and moves are exact to the bit; `attend` and `merge` keep contracts C1 and C2 of
 //!   `ARCHITECTURE.md`.
 
+mod channels;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -85,6 +86,14 @@ impl Operation {
         Operation::Project,
         Operation::Score,
     ];
+
+    /// The formats that a backend may have the operation in: `merge` and `score` work on tensors, whose types are native.
+    pub const fn formats(self) -> &'static [PageFormat] {
+        match self {
+            Operation::Merge | Operation::Score => &PageFormat::NATIVE,
+            _ => &PageFormat::ALL,
+        }
+    }
 
     /// Lower-case name, the same in Rust, WGSL and CUDA.
     pub const fn name(self) -> &'static str {

@@ -3,6 +3,7 @@
 //! A backend calls `validate` first and may then rely on everything that it checks: frames lie inside their slab, views
 //! inside their buffer, element indices below 2³², all buffers on this device.
 
+pub use super::channels::Channels;
 pub use super::ops_predict::{Matrices, Project, Score};
 use super::params::{AppendRun, FoldRow, MergeRow, Move, Row, Tile};
 pub use super::view::View;
@@ -73,6 +74,8 @@ pub struct Append<'a, Buf> {
     pub k: &'a View<Buf>,
     /// Values `[token, kv_head, v_dim]`; a run's tokens start `v_offset` elements in.
     pub v: &'a View<Buf>,
+    /// The calibration of the layer's keys: given in quantised formats and in no other.
+    pub channels: Option<Channels<'a, Buf>>,
     /// What goes where. No two runs write the same slot.
     pub runs: &'a [AppendRun],
     /// One u32 that grows by the number of infinite or NaN elements met.
@@ -86,6 +89,7 @@ impl<Buf: DeviceBuffer> Append<'_, Buf> {
     pub fn validate(&self, caps: &Caps) -> Result<()> {
         self.record.geometry().validate()?;
         self.arena.validate(caps)?;
+        Channels::validate(self.channels, "append", &self.record, caps)?;
         range(self.non_finite, 0, 4, "the non-finite counter", caps)?;
         if self.k.dtype != self.v.dtype {
             let [got, expected] = [self.v.dtype, self.k.dtype].map(|d| d.code().into());
@@ -206,14 +210,17 @@ pub struct Attend<'a, Buf> {
     pub tables: &'a Buf,
     /// Queries `[row, q_head, k_dim]`.
     pub q: &'a View<Buf>,
+    /// The calibration that the layer's keys were written with: given in quantised formats and in no other.
+    pub channels: Option<Channels<'a, Buf>>,
     /// Softmax scale.
     pub scale: f32,
     /// Every query row of the call, by row index.
     pub rows: &'a [Row],
     /// The work: see [`attention::plan`](crate::attention::plan).
     pub tiles: &'a [Tile],
-    /// Receives the states: [`state_words`] f32 for each (state, q_head): `o[v_dim]`, `m`, `l`, 0, 0, where
-    /// m = max score × log2 e, l = Σ 2^(score − m), o = Σ 2^(score − m) × value.
+    /// Receives the states: [`state_words`] f32 for each (state, q_head): `o[v_dim]`, `m`, `l`, `c`, 0, where
+    /// m = max score × log2 e, l = Σ 2^(score − m), o = Σ 2^(score − m) × value. With calibrated keys, scores are those of
+    /// keys less their mean, and c = query · mean × scale × log2 e is what all scores of the row and head lack; else c = 0.
     pub states: &'a Buf,
 }
 
@@ -225,6 +232,7 @@ impl<Buf: DeviceBuffer> Attend<'_, Buf> {
         if !(self.scale.is_finite() && self.scale > 0.0) {
             return Err(Error::Scale { scale: self.scale });
         }
+        Channels::validate(self.channels, "attend", &self.record, caps)?;
         let geometry = self.record.geometry();
         let shape = [self.rows.len() as u64, geometry.q_heads().into(), geometry.k_dim().into()];
         self.q.validate("Q", shape, caps)?;
@@ -280,8 +288,8 @@ fn states_fit<Buf: DeviceBuffer>(states: &Buf, count: u64, heads: u32, v_dim: u3
     range(states, 0, words * 4, "the states", caps)
 }
 
-/// Folds states in order and writes outputs: out = o / l and log-sum-exp = (m + log2 l) × ln 2; zeros and −∞ where
-/// nothing was visible.
+/// Folds states in order and writes outputs: out = o / l and log-sum-exp = (m + log2 l + c) × ln 2; zeros and −∞ where
+/// nothing was visible. All states of a row and head have the same c.
 #[derive(Debug)]
 pub struct Merge<'a, Buf> {
     /// The states, as [`Attend::states`] describes them.

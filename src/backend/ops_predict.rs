@@ -1,5 +1,6 @@
 //! What are `project` and `score` given? The arguments of the predictor's operations, validated once for all backends.
 
+use super::channels::Channels;
 use super::ops::{Arena, View, range};
 use super::params::{ProjectRun, ScoreEntry};
 use super::{Caps, DeviceBuffer};
@@ -57,6 +58,8 @@ pub struct Project<'a, Buf> {
     pub record: Record,
     /// The frames that are read.
     pub arena: Arena<'a, Buf>,
+    /// The calibration that the layer's keys were written with: given in quantised formats and in no other.
+    pub channels: Option<Channels<'a, Buf>>,
     /// Dimensions of a projected key.
     pub rank: u32,
     /// What keys are projected on.
@@ -75,6 +78,7 @@ impl<Buf: DeviceBuffer> Project<'_, Buf> {
         self.arena.validate(caps)?;
         self.projections.validate(caps)?;
         self.basis.validate(geometry, self.rank, caps)?;
+        Channels::validate(self.channels, "project", &self.record, caps)?;
         let read = || self.arena.slabs.iter().chain([self.basis.buffer]);
         if self.projections.slabs.iter().any(|to| read().any(|from| from.same_memory(to))) {
             return Err(shared_memory("project", caps));

@@ -50,10 +50,10 @@ shared! {
         frame_words: u32 = 1,
         /// Index bits of a frame number; the bits above them name the slab.
         slab_shift: u32 = 1,
-        /// [`Dtype::code`](crate::Dtype::code) of the stored elements.
+        /// [`PageFormat::code`](crate::PageFormat::code) of the pages.
         format: u32 = 1,
-        /// Zero.
-        reserved: u32 = 1,
+        /// Words from the record's start to its first key scale.
+        scale_base_words: u32 = 1,
     }
     /// A strided tensor view `[row, head, element]`; all in elements.
     ViewParams {

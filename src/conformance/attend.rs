@@ -39,7 +39,7 @@ const SHAPES: [(u32, u32, u32, u32, u32); 24] = [
 ];
 
 pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
-    let turn = format.dtype().code() as usize;
+    let turn = format.code() as usize;
     for (at, shape) in SHAPES.into_iter().enumerate() {
         let (q_heads, kv_heads, k_dim, v_dim, page) = shape;
         let geometry = Geometry::new(1, q_heads, kv_heads, k_dim).value_dim(v_dim).page_size(page).format(format);

@@ -73,7 +73,7 @@ fn placement<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     for geometry in geometries(format) {
         let want = scene(&mut bench, geometry, Placement::PLAIN)?.ask(&mut bench, &decode(&geometry))?;
         for (slabs, shuffle) in [(1, Some(1)), (2, None), (2, Some(2)), (4, Some(3)), (7, Some(4))] {
-            let moved = scene(&mut bench, geometry, Placement { slabs, shuffle, fill: None })?;
+            let moved = scene(&mut bench, geometry, Placement { slabs, shuffle, ..Placement::SHUFFLED })?;
             same(&mut check, &moved.ask(&mut bench, &decode(&geometry))?, &want);
         }
     }
@@ -159,7 +159,7 @@ fn recycled<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let huge = if format == PageFormat::F16 { 6e4 } else { 1e38 };
     let mut want = None;
     for past in [0.0, huge, -huge, f32::NAN, 1.0, f32::INFINITY] {
-        let dtype = format.dtype();
+        let dtype = format.dtype().unwrap_or(Dtype::F32);
         let fill = Some(word_of(encode(past, dtype), dtype));
         let (k, v) = random_kv(&geometry, Dtype::Bf16, 5, 65);
         let scene = Scene::new(&mut bench, geometry, &[5], (k, v), Placement { fill, ..Placement::SHUFFLED })?;

@@ -4,14 +4,14 @@ use super::Cases;
 use super::bench::{Bench, Layout};
 use super::check::{Check, Verdict};
 use super::fold::{EMPTY, Fold, State, random_states, words};
-use super::values::encode;
+use super::values::{encode, natural};
 use crate::backend::ops::Merge;
 use crate::backend::params::MergeRow;
 use crate::backend::{Backend, Operation};
 use crate::{Dtype, PageFormat};
 
 pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
-    let out = format.dtype();
+    let out = natural(format);
     for layout in Layout::OUTPUTS {
         for dim in [16, 40, 64, 128, 200, 256] {
             let name = format!("random states of {dim} elements, output laid out {layout:?}");

@@ -132,8 +132,7 @@ impl<B: Backend> Case<B> {
         let supported = match (self.subject, self.format) {
             (Subject::Operation(operation), Some(format)) => caps.supports(operation, format),
             (Subject::Store | Subject::Swap, Some(format)) => {
-                let predictor = [Operation::Project, Operation::Score];
-                Operation::ALL.into_iter().filter(|o| !predictor.contains(o)).all(|o| caps.supports(o, format))
+                [Operation::Append, Operation::Transfer, Operation::Attend].iter().all(|&o| caps.supports(o, format))
             }
             _ => true,
         };
@@ -196,7 +195,8 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     memory::cases(&mut list);
     streams::cases(&mut list);
     host::cases(&mut list);
-    let groups: [fn(&mut Cases<B>, PageFormat); 17] = [
+    type Group<B> = fn(&mut Cases<B>, PageFormat);
+    let groups: [Group<B>; 14] = [
         append::cases,
         append_edges::cases,
         transfer::cases,
@@ -205,18 +205,19 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         queue::cases,
         identity::cases,
         real::cases,
-        merge::cases,
-        prefixes::cases,
         large::cases,
         views::cases,
         project::cases,
-        score::cases,
         refusals::cases,
         store::cases,
         swap::cases,
     ];
     for group in groups {
         PageFormat::ALL.into_iter().for_each(|format| group(&mut list, format));
+    }
+    let of_tensors: [Group<B>; 4] = [merge::cases, prefixes::cases, score::cases, refusals::tensor_cases];
+    for group in of_tensors {
+        PageFormat::NATIVE.into_iter().for_each(|format| group(&mut list, format));
     }
     streams::last_cases(&mut list);
     list.0

@@ -2,12 +2,12 @@
 
 use super::bench::{Bench, Layout};
 use super::check::Check;
-use super::values::{Rng, Tensor, convert, poison, set_element, word_of};
+use super::values::{Quantized, Rng, Tensor, convert, page_poison, set_element};
 use crate::backend::Backend;
-use crate::backend::ops::{Append, Arena, split_frame};
+use crate::backend::ops::{Append, Arena, Channels, split_frame};
 use crate::backend::params::AppendRun;
 use crate::record::Record;
-use crate::{Geometry, Result, View};
+use crate::{Geometry, KeyCalibration, Result, View};
 
 /// How frames are numbered and handed out.
 #[derive(Debug, Clone, Copy)]
@@ -18,13 +18,17 @@ pub(super) struct Placement {
     pub(super) shuffle: Option<u64>,
     /// The word that fills the arena at first; `None`: NaNs of the format.
     pub(super) fill: Option<u32>,
+    /// Whether quantised keys are centred and scaled by numbers without a pattern.
+    pub(super) calibrated: bool,
 }
 
 impl Placement {
     /// Frames shuffled over three slabs, NaN everywhere.
-    pub(super) const SHUFFLED: Placement = Placement { slabs: 3, shuffle: Some(7), fill: None };
+    pub(super) const SHUFFLED: Placement = Placement { slabs: 3, shuffle: Some(7), fill: None, calibrated: true };
+    /// The same, with keys as they are.
+    pub(super) const UNCALIBRATED: Placement = Placement { calibrated: false, ..Self::SHUFFLED };
     /// Ascending frames of one slab.
-    pub(super) const PLAIN: Placement = Placement { slabs: 1, shuffle: None, fill: None };
+    pub(super) const PLAIN: Placement = Placement { slabs: 1, shuffle: None, fill: None, calibrated: true };
 }
 
 /// New tokens' K and V, on the host and on the device.
@@ -60,6 +64,8 @@ pub(super) struct Pages<B: Backend> {
     pub(super) shift: u32,
     /// Counts non-finite elements.
     pub(super) counter: B::Buffer,
+    /// What quantised keys are calibrated by, and the same on the device.
+    pub(super) calibration: Option<(KeyCalibration, B::Buffer)>,
     /// The words that each slab must hold.
     pub(super) host: Vec<Vec<u32>>,
     free: Vec<u32>,
@@ -72,8 +78,7 @@ impl<B: Backend> Pages<B> {
         let count = placement.slabs.clamp(1, bench.backend.caps().max_slabs);
         let per_slab = frames.max(1).div_ceil(count);
         let shift = per_slab.next_power_of_two().trailing_zeros();
-        let dtype = record.format().dtype();
-        let word = placement.fill.unwrap_or(word_of(poison(dtype), dtype));
+        let word = placement.fill.unwrap_or(page_poison(record.format()));
         let words = per_slab as usize * record.frame_stride() as usize / 4;
         let slab = |_| bench.filled("a slab", words, word);
         let slabs = (0..count).map(slab).collect::<Result<Vec<_>>>()?;
@@ -84,7 +89,8 @@ impl<B: Backend> Pages<B> {
             Rng::new(seed).shuffle(&mut free);
         }
         let counter = bench.filled("a counter", 1, 0)?;
-        Ok(Pages { record, slabs, shift, counter, host: vec![vec![word; words]; count as usize], free })
+        let calibration = calibration(bench, record.geometry(), placement.calibrated)?;
+        Ok(Pages { record, slabs, shift, counter, calibration, host: vec![vec![word; words]; count as usize], free })
     }
 
     /// Frames of given slabs, without the host's copy and with whatever the slabs hold.
@@ -95,11 +101,22 @@ impl<B: Backend> Pages<B> {
         shift: u32,
     ) -> Result<Self> {
         let (record, counter) = (Record::new(geometry.validate()?), bench.filled("a counter", 1, 0)?);
-        Ok(Pages { record, slabs, shift, counter, host: Vec::new(), free: Vec::new() })
+        let calibration = calibration(bench, record.geometry(), true)?;
+        Ok(Pages { record, slabs, shift, counter, calibration, host: Vec::new(), free: Vec::new() })
     }
 
     pub(super) fn arena(&self) -> Arena<'_, B::Buffer> {
         Arena { slabs: &self.slabs, slab_shift: self.shift }
+    }
+
+    /// The channels of the pages' keys.
+    pub(super) fn channels(&self) -> Option<Channels<'_, B::Buffer>> {
+        self.calibration.as_ref().map(|(_, buffer)| Channels { buffer, offset: CHANNELS_AT })
+    }
+
+    /// Mean and scale of a head's keys.
+    pub(super) fn key_channels(&self, head: u32) -> Option<(&[f32], &[f32])> {
+        self.calibration.as_ref().map(|(calibration, _)| (calibration.mean(0, head), calibration.scale(0, head)))
     }
 
     /// Frames that nobody has.
@@ -131,8 +148,8 @@ impl<B: Backend> Pages<B> {
 
     /// The arguments of an append of these runs.
     pub(super) fn args<'a>(&'a self, tokens: &'a Tokens<B>, runs: &'a [AppendRun]) -> Append<'a, B::Buffer> {
-        let (k, v) = (&tokens.k_view, &tokens.v_view);
-        Append { record: self.record, arena: self.arena(), k, v, runs, non_finite: &self.counter, write: true }
+        let (k, v, channels, non_finite) = (&tokens.k_view, &tokens.v_view, self.channels(), &self.counter);
+        Append { record: self.record, arena: self.arena(), k, v, channels, runs, non_finite, write: true }
     }
 
     /// One run for each page that a piece touches.
@@ -155,24 +172,36 @@ impl<B: Backend> Pages<B> {
     }
 
     fn mirror(&mut self, tokens: &Tokens<B>, piece: &Piece<'_>) {
-        let (record, to) = (self.record, self.record.format().dtype());
+        let (record, calibration) = (self.record, self.calibration.take());
         let page = record.geometry().page_tokens();
-        let size = to.bytes() as usize;
         for token in 0..piece.tokens {
-            let at = piece.at + token;
-            let (slab, base) = self.place(piece.table[(at / page) as usize]);
+            let slot = (piece.at + token) % page;
+            let (slab, base) = self.place(piece.table[((piece.at + token) / page) as usize]);
             let words = &mut self.host[slab][base..];
             for head in 0..record.geometry().kv_heads() {
-                let rows = [(&tokens.k, record.key(head, at % page)), (&tokens.v, record.value(head, at % page))];
-                for (tensor, byte) in rows {
+                let channels = calibration.as_ref().map(|(all, _)| (all.mean(0, head), all.scale(0, head)));
+                let places = [
+                    (&tokens.k, record.key(head, slot), record.key_scale(head, slot), channels),
+                    (&tokens.v, record.value(head, slot), record.value_scale(head, slot), None),
+                ];
+                for (tensor, at, scale_at, channels) in places {
                     let row = (piece.from + token) as usize * tensor.shape[1] + head as usize;
                     let bits = &tensor.bits[row * tensor.shape[2]..][..tensor.shape[2]];
-                    for (d, &bits) in bits.iter().enumerate() {
-                        set_element(words, byte as usize / size + d, convert(bits, tensor.dtype, to), to);
+                    if let Some(to) = record.format().dtype() {
+                        let first = (at / to.bytes()) as usize;
+                        for (d, &bits) in bits.iter().enumerate() {
+                            set_element(words, first + d, convert(bits, tensor.dtype, to), to);
+                        }
+                    } else {
+                        let row = Quantized::new(bits, tensor.dtype, channels);
+                        let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
+                        bytes[at as usize..].iter_mut().zip(&row.codes).for_each(|(byte, &code)| *byte = code as u8);
+                        words[scale_at as usize / 4] = row.scale.to_bits();
                     }
                 }
             }
         }
+        self.calibration = calibration;
     }
 
     /// Compares every byte of every slab with the host's copy, and the counter with `non_finite`.
@@ -183,4 +212,32 @@ impl<B: Backend> Pages<B> {
         check.bits("non-finite count", &bench.read(&self.counter, 1)?, &[non_finite]);
         Ok(())
     }
+}
+
+/// Bytes before the channels.
+const CHANNELS_AT: u64 = 256;
+
+/// What the keys of quantised pages are calibrated by: behind poison on the device.
+fn calibration<B: Backend>(
+    bench: &mut Bench<'_, B>,
+    geometry: &Geometry,
+    calibrated: bool,
+) -> Result<Option<(KeyCalibration, B::Buffer)>> {
+    if !geometry.page_format().is_quantized() {
+        return Ok(None);
+    }
+    // The conformance suite works on one layer.
+    let channels = (geometry.kv_heads() * geometry.k_dim()) as usize;
+    let mut rng = Rng::new(71);
+    let random = |rng: &mut Rng| (0..channels).map(|_| rng.normal()).collect::<Vec<f32>>();
+    let calibration = if calibrated {
+        let scale = random(&mut rng).into_iter().map(|x| (0.5 * x).exp()).collect();
+        KeyCalibration::new(geometry, random(&mut rng), scale)?
+    } else {
+        KeyCalibration::identity(geometry)?
+    };
+    let mut words = vec![f32::NAN; CHANNELS_AT as usize / 4];
+    words.extend(calibration.device_words(0));
+    let buffer = bench.words("a key calibration", bytemuck::cast_slice(&words))?;
+    Ok(Some((calibration, buffer)))
 }

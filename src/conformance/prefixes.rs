@@ -5,13 +5,14 @@ use super::ask::Answer;
 use super::bench::{Bench, Layout};
 use super::check::{Check, Failure, Verdict};
 use super::fold::{EMPTY, State, random_states, words};
+use super::values::natural;
 use crate::backend::ops::{Fold, Merge};
 use crate::backend::params::{FoldRow, MergeRow};
 use crate::backend::{Backend, Operation};
 use crate::{Dtype, Error, PageFormat};
 
 pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
-    let out = format.dtype();
+    let out = natural(format);
     for dim in [16, 40, 128, 256] {
         let name = format!("every prefix of states of {dim} elements folds as merge does");
         list.add(Operation::Merge, format, 100_000, name, move |b| every_cut(b, out, dim));

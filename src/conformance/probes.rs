@@ -36,7 +36,7 @@ pub(super) fn scene<B: Backend>(
     let tokens = lens.iter().sum();
     let k = Tensor::of(Dtype::F32, [tokens, geometry.kv_heads(), geometry.k_dim()], k);
     let v = Tensor::of(Dtype::F32, [tokens, geometry.kv_heads(), geometry.v_dim()], v);
-    Scene::new(bench, geometry, lens, (k, v), Placement::SHUFFLED)
+    Scene::new(bench, geometry, lens, (k, v), Placement::UNCALIBRATED)
 }
 
 /// Answers in f32, held against what a row's output elements must all be.
@@ -142,7 +142,8 @@ fn full_pages<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let geometry = Geometry::new(1, 4, 2, 64).format(format);
     let lens = [16, 32, 48, 15, 17];
     let kv = random_kv(&geometry, Dtype::Bf16, lens.iter().sum(), 45);
-    let next = word_of(encode(1e4, format.dtype()), format.dtype());
+    let dtype = format.dtype().unwrap_or(Dtype::F32);
+    let next = word_of(encode(1e4, dtype), dtype);
     let placement = Placement { fill: Some(next), ..Placement::SHUFFLED };
     let scene = Scene::new(&mut bench, geometry, &lens, kv, placement)?;
     let ask = Ask::random(&geometry, Dtype::Bf16, Ask::decode(&lens), 46);

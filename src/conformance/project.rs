@@ -88,8 +88,8 @@ impl<B: Backend> Bed<B> {
 
     fn args<'a>(&'a self, runs: &'a [ProjectRun]) -> Project<'a, B::Buffer> {
         let (record, rank) = (self.pages.record, self.records.layout.rank());
-        let (arena, projections) = (self.pages.arena(), self.records.arena());
-        Project { record, arena, rank, basis: self.basis.args(), projections, runs }
+        let (arena, channels, projections) = (self.pages.arena(), self.pages.channels(), self.records.arena());
+        Project { record, arena, channels, rank, basis: self.basis.args(), projections, runs }
     }
 
     fn runs(&self, first: u32, count: u32) -> Vec<ProjectRun> {
@@ -116,7 +116,7 @@ impl<B: Backend> Bed<B> {
     ) -> Result<(), Failure> {
         let geometry = self.pages.record.geometry();
         let (page, dim) = (geometry.page_tokens(), geometry.k_dim() as usize);
-        let keys = self.tokens.k.stored(geometry.page_format());
+        let keys = self.tokens.k.stored(geometry.page_format(), |head| self.pages.key_channels(head));
         let mut words = self.records.read(bench)?;
         let mut closeness = Closeness::default();
         for token in (0..self.tokens.k.rows()).filter(|&token| done(token)) {

@@ -62,7 +62,8 @@ impl<B: Backend> Scene<B> {
             table_at.push(table.len() as u32);
             table.extend(frames.iter().copied().chain([u32::MAX]));
         }
-        let (k, v) = (tokens.k.stored(geometry.page_format()), tokens.v.stored(geometry.page_format()));
+        let format = geometry.page_format();
+        let (k, v) = (tokens.k.stored(format, |head| pages.key_channels(head)), tokens.v.stored(format, |_| None));
         let (mut contexts, mut from) = (Vec::new(), 0);
         for &len in lens {
             let cut = |all: &[f32], dim: u32| {
@@ -143,8 +144,8 @@ impl<B: Backend> Scene<B> {
         scale: f32,
         states: &'a B::Buffer,
     ) -> Attend<'a, B::Buffer> {
-        let (record, arena, tables) = (self.pages.record, self.pages.arena(), &self.tables);
-        Attend { record, arena, tables, q, scale, rows, tiles, states }
+        let (record, arena, channels) = (self.pages.record, self.pages.arena(), self.pages.channels());
+        Attend { record, arena, tables: &self.tables, q, channels, scale, rows, tiles, states }
     }
 
     /// What float64 answers: output and log-sum-exp.

@@ -4,7 +4,7 @@ use super::Cases;
 use super::bench::{Bench, Layout};
 use super::check::{Check, Failure, Verdict};
 use super::records::{Bases, Closeness, LOWEST, NANS, Records};
-use super::values::{Rng, Tensor};
+use super::values::{Rng, Tensor, natural};
 use crate::backend::ops::Score;
 use crate::backend::params::ScoreEntry;
 use crate::backend::{Backend, Operation};
@@ -27,7 +27,7 @@ const SHAPES: [(u32, u32, u32, u32, u32); 12] = [
 ];
 
 pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
-    let turn = format.dtype().code() as usize;
+    let turn = format.code() as usize;
     for (at, (q_heads, kv_heads, k_dim, page, rank)) in SHAPES.into_iter().enumerate() {
         let geometry = Geometry::new(1, q_heads, kv_heads, k_dim).page_size(page);
         let layout = Layout::INPUTS[(at + turn) % 5];
@@ -162,7 +162,7 @@ fn shapes<B: Backend>(
     }
     records.upload(&mut bench)?;
     let basis = Bases::random(&mut bench, &geometry, rank, shared)?;
-    let q = Tensor::normal(format.dtype(), [3, geometry.q_heads(), geometry.k_dim()], 68);
+    let q = Tensor::normal(natural(format), [3, geometry.q_heads(), geometry.k_dim()], 68);
     let view = bench.tensor(&q, layout)?;
     let bed = Bed { geometry, records, basis, q, view };
     let entry = |at: usize, row| ScoreEntry { page: bed.records.numbers[at], row, tokens: tokens[at], reserved: 0 };
@@ -206,7 +206,7 @@ fn special<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     // The first eight elements of a query are its projection.
     let unit = (0..16 * 8).map(|at| f32::from(u8::from(at / 8 == at % 8))).collect();
     let basis = Bases::of(&mut bench, 8, vec![unit])?;
-    let queries = Tensor::of(format.dtype(), [3, 4, 16], |row, head, d| match (row, head) {
+    let queries = Tensor::of(natural(format), [3, 4, 16], |row, head, d| match (row, head) {
         (1, 0 | 2) if d == 3 => bad[head as usize],
         (2, _) if d == 3 => f32::NAN,
         _ => (head + 1) as f32,

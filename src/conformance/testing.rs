@@ -97,23 +97,24 @@ macro_rules! conformance_tests {
                 $crate::conformance::testing::check_foreign(stringify!($name), &devices(), &devices());
             }
 
-            $crate::conformance_tests!(@operation append, Append);
-            $crate::conformance_tests!(@operation transfer, Transfer);
-            $crate::conformance_tests!(@operation attend, Attend);
-            $crate::conformance_tests!(@operation merge, Merge);
-            $crate::conformance_tests!(@operation project, Project);
-            $crate::conformance_tests!(@operation score, Score);
-            $crate::conformance_tests!(@subject store, $crate::conformance::Subject::Store);
-            $crate::conformance_tests!(@subject swap, $crate::conformance::Subject::Swap);
+            $crate::conformance_tests!(@operation append, Append, int8);
+            $crate::conformance_tests!(@operation transfer, Transfer, int8);
+            $crate::conformance_tests!(@operation attend, Attend, int8);
+            $crate::conformance_tests!(@operation merge, Merge,);
+            $crate::conformance_tests!(@operation project, Project, int8);
+            $crate::conformance_tests!(@operation score, Score,);
+            $crate::conformance_tests!(@subject store, $crate::conformance::Subject::Store, int8);
+            $crate::conformance_tests!(@subject swap, $crate::conformance::Subject::Swap, int8);
         }
     };
-    (@operation $module:ident, $operation:ident) => {
+    (@operation $module:ident, $operation:ident, $($int8:ident)?) => {
         $crate::conformance_tests!(
             @subject $module,
-            $crate::conformance::Subject::Operation($crate::backend::Operation::$operation)
+            $crate::conformance::Subject::Operation($crate::backend::Operation::$operation),
+            $($int8)?
         );
     };
-    (@subject $module:ident, $subject:expr) => {
+    (@subject $module:ident, $subject:expr, $($int8:ident)?) => {
         mod $module {
             fn check(format: $crate::PageFormat) {
                 super::check($subject, Some(format));
@@ -133,6 +134,13 @@ macro_rules! conformance_tests {
             fn bf16() {
                 check($crate::PageFormat::Bf16);
             }
+
+            $(
+                #[test]
+                fn $int8() {
+                    check($crate::PageFormat::Int8);
+                }
+            )?
         }
     };
 }

@@ -1,6 +1,6 @@
 //! Where do the values of a case come from? A seeded generator, and tensors kept as the bits of their own type.
 
-use crate::{Dtype, PageFormat};
+use crate::{Dtype, PageFormat, quantize};
 use half::{bf16, f16};
 
 /// SplitMix64: small, seeded, the same on every machine.
@@ -104,6 +104,48 @@ pub(super) fn set_element(words: &mut [u32], at: usize, bits: u32, dtype: Dtype)
     }
 }
 
+/// The element type of a native format, and one that others are well tested with.
+pub(super) fn natural(format: PageFormat) -> Dtype {
+    format.dtype().unwrap_or(Dtype::Bf16)
+}
+
+/// The word that poisons pages of a format: NaNs, or codes that no row has and scales of NaN.
+pub(super) fn page_poison(format: PageFormat) -> u32 {
+    format.dtype().map_or(0xff80_8080, |dtype| word_of(poison(dtype), dtype))
+}
+
+/// A row as int8, and the channels that it was calibrated by.
+pub(super) struct Quantized<'a> {
+    pub(super) codes: Vec<i8>,
+    pub(super) scale: f32,
+    channels: Option<(&'a [f32], &'a [f32])>,
+}
+
+impl<'a> Quantized<'a> {
+    /// Quantises the elements of a row.
+    pub(super) fn new(bits: &[u32], dtype: Dtype, channels: Option<(&'a [f32], &'a [f32])>) -> Self {
+        let mut row: Vec<f32> = bits.iter().map(|&bits| decode(bits, dtype)).collect();
+        if let Some((mean, scale)) = channels {
+            let channels = mean.iter().zip(scale);
+            row.iter_mut().zip(channels).filter(|(x, _)| x.is_finite()).for_each(|(x, (mean, scale))| {
+                *x = (*x - mean) * (1.0 / scale);
+            });
+        }
+        let mut codes = vec![0; row.len()];
+        let scale = quantize::row(&row, &mut codes);
+        Quantized { codes, scale, channels }
+    }
+
+    /// What the row stands for.
+    pub(super) fn values(&self) -> Vec<f32> {
+        let plain = |(d, &code): (usize, &i8)| {
+            let (mean, scale) = self.channels.map_or((0.0, 1.0), |(mean, scale)| (mean[d], scale[d]));
+            (f64::from(mean) + f64::from(code) * f64::from(self.scale) * f64::from(scale)) as f32
+        };
+        self.codes.iter().enumerate().map(plain).collect()
+    }
+}
+
 /// A dense `[row, head, element]` tensor on the host.
 #[derive(Debug, Clone)]
 pub(super) struct Tensor {
@@ -148,10 +190,18 @@ impl Tensor {
         Tensor { dtype: self.dtype, shape: [rows, self.shape[1], self.shape[2]], bits }
     }
 
-    /// The values that pages of this format hold once the tensor is written into them.
-    pub(super) fn stored(&self, format: PageFormat) -> Vec<f32> {
-        let to = format.dtype();
-        self.bits.iter().map(|&b| decode(convert(b, self.dtype, to), to)).collect()
+    /// The values that pages of this format hold once the tensor is written into them, `channels` (mean and scale of a
+    /// head) being those of quantised keys.
+    pub(super) fn stored<'a>(
+        &self,
+        format: PageFormat,
+        channels: impl Fn(u32) -> Option<(&'a [f32], &'a [f32])>,
+    ) -> Vec<f32> {
+        if let Some(to) = format.dtype() {
+            return self.bits.iter().map(|&b| decode(convert(b, self.dtype, to), to)).collect();
+        }
+        let rows = self.bits.chunks_exact(self.shape[2]).zip((0..self.shape[1] as u32).cycle());
+        rows.flat_map(|(bits, head)| Quantized::new(bits, self.dtype, channels(head)).values()).collect()
     }
 
     /// The values.

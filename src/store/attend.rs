@@ -1,5 +1,6 @@
 //! Attention over a store's pages: which tokens each query row sees, planned, then attended and merged.
 
+use super::calibration::channels_of;
 use super::{PagedStore, Sequence};
 use crate::attention::{Batch, Visible, plan};
 use crate::backend::ops::{self, Arena, View};
@@ -117,7 +118,7 @@ impl<B: Backend> PagedStore<B> {
             self.pool.upload_table(pages)?;
         }
         for batch in self.batches(&self.visible(layer, query)) {
-            self.enqueue_attend(query, &batch, &batch.tiles)?;
+            self.enqueue_attend(layer, query, &batch, &batch.tiles)?;
             self.enqueue_merge(query, &batch)?;
         }
         self.counters.attended_rows += count;
@@ -164,15 +165,23 @@ impl<B: Backend> PagedStore<B> {
     }
 
     /// Attends some tiles of a batch: all of them, or those whose pages are on the device.
-    pub(crate) fn enqueue_attend(&mut self, query: &Query<'_, B::Buffer>, batch: &Batch, tiles: &[Tile]) -> Result<()> {
+    pub(crate) fn enqueue_attend(
+        &mut self,
+        layer: usize,
+        query: &Query<'_, B::Buffer>,
+        batch: &Batch,
+        tiles: &[Tile],
+    ) -> Result<()> {
         if tiles.is_empty() {
             return Ok(());
         }
         let (states, tables) = (self.pool.states(batch.states)?, self.pool.tables()?);
+        self.pool.ready_channels()?;
         let pool = &mut self.pool;
         let attend = ops::Attend {
             record: self.record,
             arena: Arena { slabs: &pool.slabs, slab_shift: pool.shift() },
+            channels: channels_of(&pool.channels, layer),
             tables: &tables,
             q: &query.q.clone().from_row(batch.first_row as u64),
             scale: scale_of(query, self.record.geometry()),

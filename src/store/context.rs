@@ -40,6 +40,18 @@ impl<Buf> ContextView<Buf> {
         base + self.record.value(head, slot)
     }
 
+    /// Byte offset of the scale of the key of a token and KV head in the buffer, in quantised formats.
+    pub fn key_scale(&self, token: u64, head: u32) -> u64 {
+        let (base, slot) = self.slot(token);
+        base + self.record.key_scale(head, slot)
+    }
+
+    /// Byte offset of the scale of the value of a token and KV head in the buffer, in quantised formats.
+    pub fn value_scale(&self, token: u64, head: u32) -> u64 {
+        let (base, slot) = self.slot(token);
+        base + self.record.value_scale(head, slot)
+    }
+
     /// Bytes from one record to the next.
     pub fn stride(&self) -> u64 {
         self.record.frame_stride()

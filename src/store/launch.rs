@@ -1,8 +1,9 @@
 //! What a planned write enqueues: copies of shared pages, then one launch for each group of like views.
 
+use super::calibration::channels_of;
 use super::write::{Append, Planned};
 use super::{NonFinite, PagedStore};
-use crate::backend::ops::{self, Arena, Place, Transfer, View};
+use crate::backend::ops::{self, Arena, Channels, Place, Transfer, View};
 use crate::backend::params::{AppendRun, Move};
 use crate::backend::{Backend, DeviceBuffer};
 use crate::pages::layer::Fresh;
@@ -22,14 +23,17 @@ impl<B: Backend> PagedStore<B> {
     ) -> Result<()> {
         let groups = self.launches(layer, appends, planned);
         let counter = self.pool.counter()?;
+        self.pool.ready_channels()?;
         // A launch that will be refused is found before the first one has written anything.
         let caps = self.pool.backend.caps();
-        groups
-            .iter()
-            .try_for_each(|launch| launch.args(self.record, self.pool.arena(), &counter, true).validate(caps))?;
+        groups.iter().try_for_each(|launch| {
+            launch
+                .args(self.record, (self.pool.arena(), channels_of(&self.pool.channels, layer)), &counter, true)
+                .validate(caps)
+        })?;
         if self.config.non_finite == NonFinite::Refuse {
             let before = self.pool.non_finite()? as u32;
-            groups.iter().try_for_each(|launch| self.launch(launch, &counter, false))?;
+            groups.iter().try_for_each(|launch| self.launch(layer, launch, &counter, false))?;
             let count = (self.pool.non_finite()? as u32).wrapping_sub(before);
             if count > 0 {
                 return Err(Error::NonFinite { count: count.into() });
@@ -47,13 +51,14 @@ impl<B: Backend> PagedStore<B> {
             let copy = Transfer { record: self.record, from, to, moves: &moves };
             self.pool.backend.transfer(&mut self.pool.stream, &copy)?;
         }
-        groups.iter().try_for_each(|launch| self.launch(launch, &counter, true))
+        groups.iter().try_for_each(|launch| self.launch(layer, launch, &counter, true))
     }
 
-    fn launch(&mut self, launch: &Launch<B::Buffer>, counter: &B::Buffer, write: bool) -> Result<()> {
+    fn launch(&mut self, layer: usize, launch: &Launch<B::Buffer>, counter: &B::Buffer, write: bool) -> Result<()> {
         let pool = &mut self.pool;
-        let arena = Arena { slabs: &pool.slabs, slab_shift: pool.shift() };
-        pool.backend.append(&mut pool.stream, &launch.args(self.record, arena, counter, write))
+        let slab_shift = pool.shift();
+        let (arena, channels) = (Arena { slabs: &pool.slabs, slab_shift }, channels_of(&pool.channels, layer));
+        pool.backend.append(&mut pool.stream, &launch.args(self.record, (arena, channels), counter, write))
     }
 
     /// Groups appends whose views differ in nothing but the offset, and cuts their tokens into runs.
@@ -119,11 +124,11 @@ impl<Buf: DeviceBuffer> Launch<Buf> {
     fn args<'a>(
         &'a self,
         record: Record,
-        arena: Arena<'a, Buf>,
+        (arena, channels): (Arena<'a, Buf>, Option<Channels<'a, Buf>>),
         non_finite: &'a Buf,
         write: bool,
     ) -> ops::Append<'a, Buf> {
-        ops::Append { record, arena, k: &self.k, v: &self.v, runs: &self.runs, non_finite, write }
+        ops::Append { record, arena, k: &self.k, v: &self.v, channels, runs: &self.runs, non_finite, write }
     }
 
     /// Whether an append's views are this launch's views further on, near enough for one binding.

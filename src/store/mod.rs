@@ -1,6 +1,7 @@
 //! `PagedStore`: the KV cache of many sequences and all layers in one arena of pages, all resident on the device.
 
 mod attend;
+mod calibration;
 mod config;
 mod context;
 mod fork;
@@ -10,6 +11,7 @@ mod sequence;
 mod write;
 
 pub use attend::{Query, Rows};
+pub(crate) use calibration::channels_of;
 pub use config::{NonFinite, StoreConfig};
 pub use context::{AttentionContext, ContextView, SequenceContext};
 pub use sequence::Sequence;

@@ -1,6 +1,7 @@
 //! The device side of a store: slabs, page tables, scratch and the stream that orders all work on them.
 
 use super::StoreConfig;
+use super::calibration::DeviceChannels;
 use crate::attention::state_words;
 use crate::backend::ops::Arena;
 use crate::backend::{Backend, DeviceBuffer};
@@ -10,7 +11,7 @@ use crate::pages::layer::LayerPages;
 use crate::pages::tables::TableSpace;
 use crate::record::Record;
 use crate::swap::Residency;
-use crate::{Error, Result};
+use crate::{Error, KeyCalibration, Result};
 
 /// Words of the smallest tables buffer.
 const SMALLEST_TABLES: u64 = 1024;
@@ -25,13 +26,16 @@ pub(crate) struct Pool<B: Backend> {
     /// Where pages are, when they may leave the device.
     pub(crate) residency: Option<Residency>,
     pub(crate) page_limit: u64,
-    record: Record,
+    pub(crate) record: Record,
     limits: SlabLimits,
     step: u64,
     table_space: TableSpace,
     tables: Option<B::Buffer>,
     states: Option<B::Buffer>,
     counter: Option<B::Buffer>,
+    /// What keys are centred and scaled by, and the same on the device.
+    pub(crate) calibration: Option<KeyCalibration>,
+    pub(crate) channels: Option<DeviceChannels<B::Buffer>>,
 }
 
 impl<B: Backend> Pool<B> {
@@ -70,6 +74,8 @@ impl<B: Backend> Pool<B> {
             tables: None,
             states: None,
             counter: None,
+            calibration: None,
+            channels: None,
         })
     }
 

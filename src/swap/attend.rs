@@ -207,7 +207,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             pool.upload_table(pages)?;
         }
         let cut = tiles(batch, spans, |tile| cast.by_table[&tile.table]);
-        self.store.enqueue_attend(query, batch, &cut)
+        self.store.enqueue_attend(layer, query, batch, &cut)
     }
 
     /// The pages of a piece, those on the device too.

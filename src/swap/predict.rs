@@ -12,7 +12,7 @@ use crate::backend::{Backend, DeviceBuffer};
 use crate::pages::frames::Frames;
 use crate::pages::growth::{self, SlabLimits};
 use crate::predictor::{Basis, Projections};
-use crate::store::{Query, Sequence};
+use crate::store::{Query, Sequence, channels_of};
 use crate::{Error, Geometry, Result};
 use std::collections::VecDeque;
 
@@ -134,8 +134,9 @@ impl<B: Backend> HighSpeedSwap<B> {
     pub(super) fn project(&mut self, layer: usize, pages: &[(u32, u32, u32)]) -> Result<()> {
         let Some(predictor) = &mut self.predictor else { return Ok(()) };
         let pool = &mut self.store.pool;
-        let residency = pool.residency.as_mut().expect("made by the builder");
         predictor.grow(&pool.backend, pool.book.capacity())?;
+        pool.ready_channels()?;
+        let residency = pool.residency.as_mut().expect("made by the builder");
         let mut runs = Vec::with_capacity(pages.len());
         for &(page, start, end) in pages {
             let slot = residency.project(page, start, end);
@@ -146,6 +147,7 @@ impl<B: Backend> HighSpeedSwap<B> {
         let project = Project {
             record: self.store.record,
             arena: Arena { slabs: &pool.slabs, slab_shift: residency.frames.shift() },
+            channels: channels_of(&pool.channels, layer),
             rank: predictor.layout.rank(),
             basis: predictor.basis_of(layer),
             projections: predictor.arena(),

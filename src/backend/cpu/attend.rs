@@ -1,5 +1,6 @@
 //! `attend` and `merge`: states of splits, and their fold.
 
+use super::channels::HeadChannels;
 use super::memory::{CpuBuffer, encode, frame, load_bits, value_of};
 use crate::Dtype;
 use crate::attention::{SPLIT, state_words};
@@ -35,14 +36,26 @@ pub(super) fn attend(args: &Attend<'_, CpuBuffer>) {
     });
 }
 
-/// One thread's decoded K and V of a split, and one query's scores.
+/// One thread's K and V of a split, and one query's scores.
 #[derive(Default)]
 struct Scratch {
+    /// Elements, or codes as numbers.
     k: Vec<f32>,
     v: Vec<f32>,
+    /// What each row of K and of V is multiplied by: 1 in native formats.
+    k_scale: Vec<f32>,
+    v_scale: Vec<f32>,
+    channels: Option<HeadChannels>,
     q: Vec<f32>,
     p: Vec<f32>,
     o: Vec<f32>,
+}
+
+/// What a state says beside its output: see [`Attend::states`].
+struct Tail {
+    m: f32,
+    l: f32,
+    c: f32,
 }
 
 impl Scratch {
@@ -53,6 +66,7 @@ impl Scratch {
         let seen = |start: u32, end: u32| (start.max(first), end.min(first + SPLIT));
         let live = rows.iter().map(|row| seen(row.start, row.end)).filter(|(start, end)| start < end);
         let Some((start, end)) = live.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))) else { return };
+        self.channels = args.channels.map(|channels| HeadChannels::read(&channels, geometry, kv_head));
         self.decode(args, tile.table, kv_head, start, end);
         for (at, row) in rows.iter().enumerate() {
             let (from, to) = seen(row.start, row.end);
@@ -61,10 +75,10 @@ impl Scratch {
             }
             let state = u64::from(row.state + split - row.split);
             for head in kv_head * geometry.group()..(kv_head + 1) * geometry.group() {
-                let (m, l) = self.query(args, (tile.row + at as u32, head), (from - start, to - start));
+                let Tail { m, l, c } = self.query(args, (tile.row + at as u32, head), (from - start, to - start));
                 let words = u64::from(state_words(geometry.v_dim()));
                 let base = (state * u64::from(geometry.q_heads()) + u64::from(head)) * words;
-                let tail = [m, l, 0.0, 0.0];
+                let tail = [m, l, c, 0.0];
                 self.o.iter().chain(&tail).zip(base..).for_each(|(x, at)| args.states.set(at, x.to_bits()));
             }
         }
@@ -76,17 +90,22 @@ impl Scratch {
         let (k_dim, v_dim) = (geometry.k_dim() as usize, geometry.v_dim() as usize);
         self.k.resize((end - start) as usize * k_dim, 0.0);
         self.v.resize((end - start) as usize * v_dim, 0.0);
+        self.k_scale.clear();
+        self.v_scale.clear();
         let rows = self.k.chunks_exact_mut(k_dim).zip(self.v.chunks_exact_mut(v_dim));
         for ((k, v), token) in rows.zip(start..) {
             let (page, slot) = (token / geometry.page_tokens(), token % geometry.page_tokens());
             let (slab, base) = frame(&args.arena, args.tables.get(u64::from(table + page)), record);
-            slab.read_row(base + record.key(head, slot), record.format().dtype(), k);
-            slab.read_row(base + record.value(head, slot), record.format().dtype(), v);
+            slab.read_stored(base + record.key(head, slot), record.format(), k);
+            slab.read_stored(base + record.value(head, slot), record.format(), v);
+            let scale = |at: u64| if record.format().is_quantized() { slab.float(base + at) } else { 1.0 };
+            self.k_scale.push(scale(record.key_scale(head, slot)));
+            self.v_scale.push(scale(record.value_scale(head, slot)));
         }
     }
 
-    /// The state of one query vector over decoded tokens `from..to`: `o` stays in `self.o`, `m` and `l` are returned.
-    fn query(&mut self, args: &Attend<'_, CpuBuffer>, (row, head): (u32, u32), (from, to): (u32, u32)) -> (f32, f32) {
+    /// The state of one query vector over decoded tokens `from..to`: `o` stays in `self.o`, the rest is returned.
+    fn query(&mut self, args: &Attend<'_, CpuBuffer>, (row, head): (u32, u32), (from, to): (u32, u32)) -> Tail {
         let geometry = args.record.geometry();
         let (k_dim, v_dim) = (geometry.k_dim() as usize, geometry.v_dim() as usize);
         let [row_stride, head_stride, element] = args.q.strides;
@@ -95,21 +114,27 @@ impl Scratch {
         let q = (0..k_dim as u64).map(|d| value_of(load_bits(args.q, first + d * element), args.q.dtype));
         self.q.extend(q);
         let scale = args.scale * LOG2_E;
+        let mut c = 0.0;
+        if let Some(channels) = &self.channels {
+            c = dot(&self.q, &channels.mean) * scale;
+            self.q.iter_mut().zip(&channels.scale).for_each(|(q, scale)| *q *= scale);
+        }
         let tokens = from as usize..to as usize;
         let keys = self.k[tokens.start * k_dim..tokens.end * k_dim].chunks_exact(k_dim);
         self.p.clear();
-        self.p.extend(keys.map(|key| dot(&self.q, key) * scale));
+        self.p.extend(keys.zip(&self.k_scale[tokens.clone()]).map(|(key, row)| dot(&self.q, key) * row * scale));
         let m = self.p.iter().copied().fold(f32::MIN, f32::max);
         self.o.clear();
         self.o.resize(v_dim, 0.0);
         let mut l = 0.0;
         let values = self.v[tokens.start * v_dim..tokens.end * v_dim].chunks_exact(v_dim);
-        for (score, value) in self.p.iter().zip(values) {
+        for ((score, value), row) in self.p.iter().zip(values).zip(&self.v_scale[tokens]) {
             let p = (score - m).exp2();
             l += p;
-            self.o.iter_mut().zip(value).for_each(|(o, v)| *o += p * v);
+            let weight = p * row;
+            self.o.iter_mut().zip(value).for_each(|(o, v)| *o += weight * v);
         }
-        (m, l)
+        Tail { m, l, c }
     }
 }
 
@@ -129,9 +154,13 @@ pub(super) fn merge(args: &Merge<'_, CpuBuffer>) {
         for head in 0..args.q_heads {
             let mut total = sources.fold(states.state..states.state + states.states, head);
             // NaN, from a NaN that the row saw, is not "nothing was visible".
-            let lse = if total.l != 0.0 { (total.m + total.l.log2()) * LN_2 } else { f32::NEG_INFINITY };
-            if total.l != 0.0 {
-                total.o.iter_mut().for_each(|o| *o /= total.l);
+            let lse = if total.tail.l != 0.0 {
+                (total.tail.m + total.tail.l.log2() + total.tail.c) * LN_2
+            } else {
+                f32::NEG_INFINITY
+            };
+            if total.tail.l != 0.0 {
+                total.o.iter_mut().for_each(|o| *o /= total.tail.l);
             }
             write(args, row as u64, head.into(), &total.o, lse);
         }
@@ -156,8 +185,7 @@ struct States<'a> {
 
 /// A state in hand.
 struct Total {
-    m: f32,
-    l: f32,
+    tail: Tail,
     o: Vec<f32>,
 }
 
@@ -171,7 +199,8 @@ impl States<'_> {
     /// The first state that saw something is taken as it is; the later ones are added to it.
     fn fold(&self, states: std::ops::Range<u32>, head: u32) -> Total {
         let dim = u64::from(self.v_dim);
-        let mut total = Total { m: f32::MIN, l: 0.0, o: vec![0.0; self.v_dim as usize] };
+        let tail = Tail { m: f32::MIN, l: 0.0, c: 0.0 };
+        let mut total = Total { tail, o: vec![0.0; self.v_dim as usize] };
         for state in states {
             let base = self.base(state, head);
             let word = |at: u64| f32::from_bits(self.buffer.get(base + at));
@@ -179,16 +208,16 @@ impl States<'_> {
             if l == 0.0 {
                 continue;
             }
-            if total.l == 0.0 {
-                (total.m, total.l) = (m, l);
+            if total.tail.l == 0.0 {
+                total.tail = Tail { m, l, c: word(dim + 2) };
                 total.o.iter_mut().zip(0..).for_each(|(o, at)| *o = word(at));
                 continue;
             }
-            let top = total.m.max(m);
-            let (keep, take) = ((total.m - top).exp2(), (m - top).exp2());
-            total.l = total.l * keep + l * take;
+            let top = total.tail.m.max(m);
+            let (keep, take) = ((total.tail.m - top).exp2(), (m - top).exp2());
+            total.tail.l = total.tail.l * keep + l * take;
             total.o.iter_mut().zip(0..).for_each(|(o, at)| *o = *o * keep + word(at) * take);
-            total.m = top;
+            total.tail.m = top;
         }
         total
     }
@@ -196,8 +225,9 @@ impl States<'_> {
     fn put(&self, state: u32, head: u32, total: &Total) {
         let (base, dim) = (self.base(state, head), u64::from(self.v_dim));
         total.o.iter().zip(base..).for_each(|(x, at)| self.buffer.set(at, x.to_bits()));
-        self.buffer.set(base + dim, total.m.to_bits());
-        self.buffer.set(base + dim + 1, total.l.to_bits());
+        self.buffer.set(base + dim, total.tail.m.to_bits());
+        self.buffer.set(base + dim + 1, total.tail.l.to_bits());
+        self.buffer.set(base + dim + 2, total.tail.c.to_bits());
     }
 }
 

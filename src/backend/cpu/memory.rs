@@ -93,6 +93,24 @@ impl CpuBuffer {
         (self.get(at / 2) >> (16 * (at % 2))) as u16
     }
 
+    /// The float in the word at byte `offset`.
+    pub(super) fn float(&self, offset: u64) -> f32 {
+        f32::from_bits(self.get(offset / 4))
+    }
+
+    /// A row of a page at byte `offset`: its elements, or its codes as numbers.
+    pub(super) fn read_stored(&self, offset: u64, format: PageFormat, out: &mut [f32]) {
+        match format.dtype() {
+            Some(dtype) => self.read_row(offset, dtype, out),
+            None => {
+                for (four, word) in out.chunks_mut(4).zip(&self.words[(offset / 4) as usize..]) {
+                    let codes = word.load(Relaxed).to_le_bytes();
+                    four.iter_mut().zip(codes).for_each(|(x, code)| *x = f32::from(code as i8));
+                }
+            }
+        }
+    }
+
     /// Decodes `out.len()` consecutive elements from byte `offset` on.
     pub(super) fn read_row(&self, offset: u64, dtype: Dtype, out: &mut [f32]) {
         let words = &self.words[(offset / 4) as usize..];
@@ -164,9 +182,9 @@ pub(super) fn frame<'a>(arena: &Arena<'a, CpuBuffer>, frame: u32, record: &Recor
     (&arena.slabs[slab as usize], u64::from(index) * record.frame_stride())
 }
 
-/// Stores one row of elements, given as bits of the page's own type, at a byte offset.
-pub(super) fn store_row(slab: &CpuBuffer, offset: u64, format: PageFormat, bits: impl Iterator<Item = u32>) {
-    match format.dtype() {
+/// Stores one row of elements, given as bits of their own type, at a byte offset.
+pub(super) fn store_row(slab: &CpuBuffer, offset: u64, dtype: Dtype, bits: impl Iterator<Item = u32>) {
+    match dtype {
         Dtype::F32 => bits.enumerate().for_each(|(i, b)| slab.set(offset / 4 + i as u64, b)),
         Dtype::F16 | Dtype::Bf16 => {
             let mut bits = bits.enumerate();
@@ -174,5 +192,14 @@ pub(super) fn store_row(slab: &CpuBuffer, offset: u64, format: PageFormat, bits:
                 slab.set(offset / 4 + i as u64 / 2, low | high << 16);
             }
         }
+    }
+}
+
+/// Stores one row of codes at a byte offset.
+pub(super) fn store_codes(slab: &CpuBuffer, offset: u64, codes: &[i8]) {
+    for (four, at) in codes.chunks(4).zip(offset / 4..) {
+        let mut bytes = [0; 4];
+        bytes.iter_mut().zip(four).for_each(|(byte, code)| *byte = *code as u8);
+        slab.set(at, u32::from_le_bytes(bytes));
     }
 }

@@ -4,6 +4,7 @@
 
 mod append;
 mod attend;
+mod channels;
 mod memory;
 mod predict;
 mod transfer;
@@ -11,8 +12,8 @@ mod transfer;
 pub use memory::CpuBuffer;
 
 use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, copy_sides, on_device, range};
-use super::{Backend, Caps, DeviceId, HostUse, Swap, host_range};
-use crate::{Error, PageFormat, Result};
+use super::{Backend, Caps, DeviceId, HostUse, Operation, Swap, host_range};
+use crate::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +44,7 @@ impl CpuBackend {
             memory_bytes: None,
             query_tile: 32,
             overlap: false,
-            formats: |_| &PageFormat::ALL,
+            formats: Operation::formats,
             limits: vec![("threads", threads)],
         };
         CpuBackend { caps: Arc::new(caps) }

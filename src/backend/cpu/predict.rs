@@ -1,5 +1,6 @@
 //! `project` and `score`: keys and queries in few dimensions, and the best product a page.
 
+use super::channels::HeadChannels;
 use super::memory::{CpuBuffer, frame, load_bits, value_of};
 use crate::backend::ops::{Matrices, Project, Score, split_frame};
 use crate::backend::params::ScoreEntry;
@@ -12,12 +13,16 @@ pub(super) fn project(args: &Project<'_, CpuBuffer>, layout: &Projections) {
     let mut key = vec![0.0; geometry.k_dim() as usize];
     for head in 0..geometry.kv_heads() {
         let matrix = matrix(&args.basis, geometry, args.rank, head);
+        let channels = args.channels.map(|channels| HeadChannels::read(&channels, geometry, head));
         for run in args.runs {
             let (from, frame_at) = frame(&args.arena, run.frame, record);
             let (slab, index) = split_frame(run.page, args.projections.slab_shift);
             let (to, page_at) = (&args.projections.slabs[slab as usize], u64::from(index) * layout.stride());
             for slot in run.slot..run.slot + run.tokens {
-                from.read_row(frame_at + record.key(head, slot), record.format().dtype(), &mut key);
+                from.read_stored(frame_at + record.key(head, slot), record.format(), &mut key);
+                if let Some(channels) = &channels {
+                    channels.restore(&mut key, from.float(frame_at + record.key_scale(head, slot)));
+                }
                 let projected = times(&key, &matrix, args.rank);
                 for (pair, at) in projected.chunks_exact(2).zip((page_at + layout.key(head, slot)) / 4..) {
                     let [low, high] = [pair[0], pair[1]].map(|x| u32::from(x.to_bits()));

@@ -80,7 +80,7 @@ impl CudaBackend {
     /// As for [`open`](Self::open).
     pub fn from_context(context: Arc<CudaContext>) -> Result<Self> {
         let kernels = kernels::Kernels::load(&context)?;
-        let caps = driver::caps(&context, QUERY_TILE, |_| &PageFormat::ALL)?;
+        let caps = driver::caps(&context, QUERY_TILE, |_| &PageFormat::NATIVE)?;
         Ok(CudaBackend { inner: Arc::new(Inner { caps, kernels, context }) })
     }
 

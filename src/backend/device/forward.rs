@@ -2,7 +2,7 @@
 
 use super::{Chosen, Device, DeviceEvent, DeviceHost, DeviceMemory, DeviceStream};
 use crate::Result;
-use crate::backend::ops::{Append, Arena, Attend, Fold, Matrices, Merge, Place, Project, Score, Transfer};
+use crate::backend::ops::{Append, Arena, Attend, Channels, Fold, Matrices, Merge, Place, Project, Score, Transfer};
 use crate::backend::{Backend, Caps, HostUse, Swap};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ fn append<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Append<'_, D
         arena: Arena { slabs: &slabs, slab_shift: args.arena.slab_shift },
         k: &B::view(args.k)?,
         v: &B::view(args.v)?,
+        channels: channels::<B>(args.channels)?,
         runs: args.runs,
         non_finite: B::take_buffer(args.non_finite)?,
         write: args.write,
@@ -49,6 +50,7 @@ fn attend<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Attend<'_, D
         arena: Arena { slabs: &slabs, slab_shift: args.arena.slab_shift },
         tables: B::take_buffer(args.tables)?,
         q: &B::view(args.q)?,
+        channels: channels::<B>(args.channels)?,
         scale: args.scale,
         rows: args.rows,
         tiles: args.tiles,
@@ -306,6 +308,7 @@ fn project<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Project<'_,
     let args = Project {
         record: args.record,
         arena: Arena { slabs: &slabs, slab_shift: args.arena.slab_shift },
+        channels: channels::<B>(args.channels)?,
         rank: args.rank,
         basis: matrices::<B>(&args.basis)?,
         projections: Arena { slabs: &projections, slab_shift: args.projections.slab_shift },
@@ -327,6 +330,13 @@ fn score<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Score<'_, Dev
         out: B::take_buffer(args.out)?,
     };
     backend.score(B::take_stream(stream)?, &args)
+}
+
+fn channels<'a, B: Chosen>(given: Option<Channels<'a, DeviceMemory>>) -> Result<Option<Channels<'a, B::Buffer>>> {
+    match given {
+        Some(Channels { buffer, offset }) => Ok(Some(Channels { buffer: B::take_buffer(buffer)?, offset })),
+        None => Ok(None),
+    }
 }
 
 fn matrices<'a, B: Chosen>(basis: &Matrices<'a, DeviceMemory>) -> Result<Matrices<'a, B::Buffer>> {

@@ -208,7 +208,7 @@ fn caps(limits: &Limits, adapter: String) -> Caps {
         memory_bytes: None,
         query_tile: QUERY_TILE,
         overlap: false,
-        formats: |_| &PageFormat::ALL,
+        formats: |_| &PageFormat::NATIVE,
         limits: shown,
     }
 }

@@ -5,6 +5,7 @@ mod pages;
 mod predictor;
 
 use super::Cases;
+use super::values::natural;
 use crate::backend::{Backend, Operation};
 use crate::{Error, PageFormat};
 
@@ -14,9 +15,14 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     list.add(Operation::Append, format, 10_000, "dims that no kernel has are refused", move |b| pages::dims(b, format));
     list.add(Operation::Transfer, format, 10_000, name, move |b| pages::transfer(b, format));
     list.add(Operation::Attend, format, 10_000, name, move |b| attention::attend(b, format));
-    list.add(Operation::Merge, format, 10_000, name, move |b| attention::merge(b, format.dtype()));
     list.add(Operation::Project, format, 10_000, name, move |b| predictor::project(b, format));
-    list.add(Operation::Score, format, 10_000, name, move |b| predictor::score(b, format.dtype()));
+}
+
+/// The operations on tensors.
+pub(super) fn tensor_cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
+    let name = "wrong arguments are refused";
+    list.add(Operation::Merge, format, 10_000, name, move |b| attention::merge(b, natural(format)));
+    list.add(Operation::Score, format, 10_000, name, move |b| predictor::score(b, natural(format)));
 }
 
 fn shape(error: &Error) -> bool {

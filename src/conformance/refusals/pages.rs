@@ -4,7 +4,7 @@ use super::super::bench::{Bench, Layout};
 use super::super::check::{Check, Verdict};
 use super::super::pages::{Pages, Piece, Placement, Tokens};
 use super::super::scene::random_kv;
-use super::super::values::{poison, word_of};
+use super::super::values::page_poison;
 use super::{beyond, geometry, misaligned, outside, shape};
 use crate::attention::state_words;
 use crate::backend::ops::{Append, Arena, Attend, Place, Transfer};
@@ -95,7 +95,8 @@ pub(super) fn dims<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
             check.refused(&format!("appending {dim}"), backend.append(&mut bench.stream, &args), geometry);
             let q = &tokens.k_view;
             let (arena, rows, tiles) = (pages.arena(), &[row][..], &[tile][..]);
-            let args = Attend { record, arena, tables: &tables, q, scale: 1.0, rows, tiles, states: &states };
+            let (channels, scale) = (pages.channels(), 1.0);
+            let args = Attend { record, arena, tables: &tables, q, channels, scale, rows, tiles, states: &states };
             check.refused(&format!("attending {dim}"), backend.attend(&mut bench.stream, &args), geometry);
             let place = || Place::Frames(pages.arena());
             let args = Transfer { record, from: place(), to: place(), moves: &[Move { from: 0, to: 1 }] };
@@ -114,7 +115,7 @@ pub(super) fn transfer<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let model = Geometry::new(1, 1, 1, 16).page_size(8).format(format);
     let pages = Pages::new(&mut bench, model, 6, Placement { slabs: 2, ..Placement::PLAIN })?;
     let (record, bytes) = (pages.record, pages.record.bytes());
-    let word = word_of(poison(format.dtype()), format.dtype());
+    let word = page_poison(format);
     let words = 4 * bytes as usize / 4;
     let buffer = bench.filled("records", words, word)?;
     let end = buffer.bytes();

@@ -36,7 +36,8 @@ pub(super) fn project<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let run = ProjectRun { frame: 0, page: records.numbers[0], slot: 0, tokens: 8 };
     let (record, arena, projections) = (pages.record, pages.arena(), records.arena());
     let runs = &[run];
-    let good = || Project { record, arena, rank: 16, basis: basis.args(), projections, runs };
+    let channels = pages.channels();
+    let good = || Project { record, arena, channels, rank: 16, basis: basis.args(), projections, runs };
     // No power of two, so that the next number lies past the slab.
     let per_slab = records.host[0].len() as u64 * 4 / records.layout.stride();
     let frames = pages.host[0].len() as u64 * 4 / record.frame_stride();

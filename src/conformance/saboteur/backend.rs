@@ -311,7 +311,7 @@ impl<B: Backend> Backend for Saboteur<B> {
             runs: &runs,
             non_finite: if self.is(CountsNothing) { &scratch } else { args.non_finite },
             write: args.write || self.is(WritesWhenToldNotTo),
-            record: args.record,
+            ..*args
         };
         self.honest.append(stream, &args)
     }

@@ -8,7 +8,7 @@ pub(super) use refusals::foreign_memory;
 use super::Cases;
 use super::cache::{Bits, Cache};
 use super::check::{Failure, Measure, Verdict};
-use super::values::{self, Rng, Tensor, element};
+use super::values::{self, Rng, Tensor, element, natural};
 use crate::store::{Append, PagedStore, Query, Rows, Sequence, StoreConfig};
 use crate::{Backend, Dtype, Geometry, PageFormat, View};
 
@@ -64,6 +64,34 @@ pub(super) fn view<B: Backend>(backend: &B, store: &mut impl Cache<B>, t: &Tenso
     Ok(View::dense(upload(backend, store, t)?, t.dtype, heads as u32, dim as u32))
 }
 
+/// The type whose bits stand for a format's elements here: its own, or f32 for what codes stand for.
+pub(super) fn shown(format: PageFormat) -> Dtype {
+    format.dtype().unwrap_or(Dtype::F32)
+}
+
+/// What pages of a format hold of a tensor, as bits of the type that is [`shown`].
+pub(super) fn stored(t: &Tensor, format: PageFormat) -> Vec<u32> {
+    t.stored(format, |_| None)
+        .into_iter()
+        .zip(&t.bits)
+        .map(|(x, &bits)| match format.dtype() {
+            Some(to) => values::convert(bits, t.dtype, to),
+            None => x.to_bits(),
+        })
+        .collect()
+}
+
+/// A row of a record, whose elements and scale lie so many bytes into `words`, as bits of the type that is [`shown`].
+fn row_bits(words: &[u32], format: PageFormat, (at, scale_at): (u64, u64), dim: u32) -> Vec<u32> {
+    if let Some(dtype) = format.dtype() {
+        let first = (at / dtype.bytes()) as usize;
+        return (first..first + dim as usize).map(|at| element(words, at, dtype)).collect();
+    }
+    let scale = f64::from(f32::from_bits(words[scale_at as usize / 4]));
+    let codes: &[i8] = bytemuck::cast_slice(words);
+    codes[at as usize..][..dim as usize].iter().map(|&code| ((f64::from(code) * scale) as f32).to_bits()).collect()
+}
+
 /// K and V of a sequence as the bits its pages hold: `[token, kv_head, element]`.
 pub(super) fn context_bits<B: Backend>(
     store: &mut impl Cache<B>,
@@ -84,18 +112,17 @@ pub(super) fn try_context<B: Backend>(
         Err(error) => return Ok(Err(error)),
     };
     let geometry = *store.geometry();
-    let dtype = geometry.page_format().dtype();
+    let format = geometry.page_format();
     let mut words = vec![0u32; (context.pages * context.stride() / 4) as usize];
     store.download(&context.buffer, context.offset, bytemuck::cast_slice_mut(&mut words))?;
     let (mut k, mut v) = (Vec::new(), Vec::new());
     for token in 0..context.tokens {
         for head in 0..geometry.kv_heads() {
-            let row = |out: &mut Vec<u32>, at: u64, dim: u32| {
-                let first = ((at - context.offset) / dtype.bytes()) as usize;
-                out.extend((first..first + dim as usize).map(|at| element(&words, at, dtype)));
+            let row = |out: &mut Vec<u32>, at: u64, scale_at: u64, dim: u32| {
+                out.extend(row_bits(&words, format, (at - context.offset, scale_at - context.offset), dim));
             };
-            row(&mut k, context.key(token, head), geometry.k_dim());
-            row(&mut v, context.value(token, head), geometry.v_dim());
+            row(&mut k, context.key(token, head), context.key_scale(token, head), geometry.k_dim());
+            row(&mut v, context.value(token, head), context.value_scale(token, head), geometry.v_dim());
         }
     }
     Ok(Ok((k, v)))
@@ -165,10 +192,10 @@ pub(super) fn write<B: Backend>(
     Ok(store.append(0, &[Append::new(seq, k.rows(), k_view, v_view)])?)
 }
 
-/// One append and many small ones leave the same bytes (bug log B29's kind, for native pages).
+/// One append and many small ones leave the same bytes (bug log B29's kind).
 pub(super) fn append_in_any_pieces<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let mut store = small(backend, format, 64)?;
-    let (k, v) = (tokens(format.dtype(), 40, 1), tokens(format.dtype(), 40, 2));
+    let (k, v) = (tokens(natural(format), 40, 1), tokens(natural(format), 40, 2));
     let mut bits = Vec::new();
     for pieces in [vec![40], vec![1; 40], vec![17, 23], vec![8, 8, 24]] {
         let seq = store.begin();
@@ -181,7 +208,7 @@ pub(super) fn append_in_any_pieces<B: Backend>(backend: &B, format: PageFormat) 
         bits.push([k_bits, v_bits].concat());
     }
     let got: Vec<u32> = bits[1..].concat();
-    let want = [&k.bits[..], &v.bits[..]].concat().repeat(3);
+    let want = [stored(&k, format), stored(&v, format)].concat().repeat(3);
     same_bits("bytes of 40 tokens in pieces", &got, &want)
 }
 
@@ -190,11 +217,12 @@ pub(super) fn full_last_page<B: Backend>(backend: &B, format: PageFormat) -> Ver
     let mut store = small(backend, format, 64)?;
     let seq = store.begin();
     store.reserve(&seq, 33)?;
-    let (k, v) = (tokens(format.dtype(), 33, 3), tokens(format.dtype(), 33, 4));
+    let (k, v) = (tokens(natural(format), 33, 3), tokens(natural(format), 33, 4));
+    let (k_stored, v_stored) = (stored(&k, format), stored(&v, format));
     for token in 0..33 {
         write(backend, &mut store, &seq, &k.slice(token, 1), &v.slice(token, 1))?;
         let (k_bits, v_bits) = context_bits(&mut store, 0, &seq)?;
-        let want = [&k.bits[..(token + 1) * 32], &v.bits[..(token + 1) * 32]].concat();
+        let want = [&k_stored[..(token + 1) * 32], &v_stored[..(token + 1) * 32]].concat();
         let same = same_bits("bytes after one more token", &[k_bits, v_bits].concat(), &want)?;
         if !same.passes() {
             return Ok(same);
@@ -205,7 +233,7 @@ pub(super) fn full_last_page<B: Backend>(backend: &B, format: PageFormat) -> Ver
 
 /// Two forks of 20 tokens grow apart and are dropped, with their parent, in all six orders (B31, B32).
 pub(super) fn forks_dropped_in_any_order<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    let dtype = format.dtype();
+    let dtype = natural(format);
     let base = (tokens(dtype, 20, 5), tokens(dtype, 20, 6));
     let more = [(tokens(dtype, 30, 7), tokens(dtype, 30, 8)), (tokens(dtype, 30, 9), tokens(dtype, 30, 10))];
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
@@ -213,10 +241,11 @@ pub(super) fn forks_dropped_in_any_order<B: Backend>(backend: &B, format: PageFo
         let parent = store.begin();
         write(backend, &mut store, &parent, &base.0, &base.1)?;
         let forks = [store.fork(&parent)?, store.fork(&parent)?];
-        let mut want = vec![[base.0.bits.clone(), base.1.bits.clone()].concat()];
+        let kept = |t: &Tensor| stored(t, format);
+        let mut want = vec![[kept(&base.0), kept(&base.1)].concat()];
         for (fork, (k, v)) in forks.iter().zip(&more) {
             write(backend, &mut store, fork, k, v)?;
-            want.push([&base.0.bits[..], &k.bits, &base.1.bits, &v.bits].concat());
+            want.push([kept(&base.0), kept(k), kept(&base.1), kept(v)].concat());
         }
         let [first, second] = forks;
         let mut live = [Some(parent), Some(first), Some(second)];
@@ -241,7 +270,7 @@ pub(super) fn forks_dropped_in_any_order<B: Backend>(backend: &B, format: PageFo
 /// A fork outlives its aborted writer while the pool is used up by sequences full of NaN and of huge values (B05, B34,
 /// B35): its bytes and its attention stay the same bits.
 pub(super) fn survivor_among_garbage<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
-    let dtype = format.dtype();
+    let dtype = natural(format);
     let mut store = small(backend, format, 12)?;
     let q = Tensor::normal(Dtype::F32, [1, 4, 16], 11);
     let writer = store.begin();
@@ -351,7 +380,7 @@ pub(super) fn alternating_tables<B: Backend>(backend: &B, format: PageFormat) ->
 /// A context is a view without a copy where frames form one run and a gathered copy where not, with the same bytes.
 pub(super) fn contexts<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let mut store = small(backend, format, 64)?;
-    let (k, v) = (tokens(format.dtype(), 40, 21), tokens(format.dtype(), 40, 22));
+    let (k, v) = (tokens(natural(format), 40, 21), tokens(natural(format), 40, 22));
     let (run, holes, other) = (store.begin(), store.begin(), store.begin());
     write(backend, &mut store, &run, &k, &v)?;
     let mut rng = Rng::new(23);
@@ -367,7 +396,7 @@ pub(super) fn contexts<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
         return Err(Failure(format!("gathered is {gathered:?} for one run and for interleaved frames")));
     }
     let (a, b) = (context_bits(&mut store, 0, &run)?, context_bits(&mut store, 0, &holes)?);
-    let want = [&k.bits[..], &v.bits].concat().repeat(2);
+    let want = [stored(&k, format), stored(&v, format)].concat().repeat(2);
     same_bits("bytes of a view and of a gathered context", &[a.0, a.1, b.0, b.1].concat(), &want)
 }
 
@@ -375,7 +404,7 @@ pub(super) fn contexts<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
 pub(super) fn attention_contexts<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let mut store = small(backend, format, 64)?;
     let seqs = [store.begin(), store.begin()];
-    let (k, v) = (tokens(format.dtype(), 300, 24), tokens(format.dtype(), 300, 25));
+    let (k, v) = (tokens(natural(format), 300, 24), tokens(natural(format), 300, 25));
     for at in (0..300).step_by(20) {
         let rows = 20.min(300 - at);
         write(backend, &mut store, &seqs[0], &k.slice(at, rows), &v.slice(at, rows))?;
@@ -389,11 +418,12 @@ pub(super) fn attention_contexts<B: Backend>(backend: &B, format: PageFormat) ->
     let mut got = Vec::new();
     for token in 0..one.tokens {
         let (slab, index) = crate::backend::ops::split_frame(table[token as usize / 8], slab_shift);
-        let at = u64::from(index) * record.frame_stride() + record.key(1, token as u32 % 8);
-        let mut words = vec![0u32; (record.k_row_bytes() / 4) as usize];
-        store.download(&slabs[slab as usize], at, bytemuck::cast_slice_mut(&mut words))?;
-        got.extend((0..16).map(|d| element(&words, d, format.dtype())));
+        let (base, slot) = (u64::from(index) * record.frame_stride(), token as u32 % 8);
+        let mut words = vec![0u32; (record.bytes() / 4) as usize];
+        store.download(&slabs[slab as usize], base, bytemuck::cast_slice_mut(&mut words))?;
+        got.extend(row_bits(&words, format, (record.key(1, slot), record.key_scale(1, slot)), 16));
     }
-    let want: Vec<u32> = (0..300).flat_map(|token| k.bits[token * 32 + 16..token * 32 + 32].to_vec()).collect();
+    let k = stored(&k, format);
+    let want: Vec<u32> = (0..300).flat_map(|token| k[token * 32 + 16..token * 32 + 32].to_vec()).collect();
     same_bits("keys found through the device tables", &got, &want)
 }

@@ -4,8 +4,8 @@
 //! or plans: from the lists alone it says how many pages must be held and which calls must be refused.
 
 use super::super::check::{Failure, Verdict};
-use super::super::values::{Rng, Tensor, convert};
-use super::{attend_bits, context_bits, measure_zero, upload};
+use super::super::values::{Rng, Tensor};
+use super::{attend_bits, context_bits, measure_zero, shown, stored, upload};
 use crate::attention::reference;
 use crate::store::{Append, PagedStore, Rows, Sequence, StoreConfig};
 use crate::{Backend, Dtype, Error, Geometry, PageFormat, View};
@@ -136,8 +136,8 @@ impl<B: Backend> Driver<'_, B> {
         }
         let answer = self.store.append(layer, &appends);
         let before: Vec<Layer> = self.twins.iter().map(|twin| twin.layers[layer].clone()).collect();
-        let to = self.store.geometry().page_format().dtype();
-        let stored = |t: &Tensor, row: usize| t.slice(row, 1).bits.iter().map(|&b| convert(b, dtype, to)).collect();
+        let format = self.store.geometry().page_format();
+        let stored = |t: &Tensor, row: usize| stored(&t.slice(row, 1), format);
         let mut row = 0;
         for &(twin, at, tokens) in &writes {
             self.give_pages(twin, layer, at, tokens as usize);
@@ -337,5 +337,5 @@ impl Layer {
 }
 
 fn decode(bits: &[u32], format: PageFormat) -> Vec<f32> {
-    bits.iter().map(|&bits| super::super::values::decode(bits, format.dtype())).collect()
+    bits.iter().map(|&bits| super::super::values::decode(bits, shown(format))).collect()
 }

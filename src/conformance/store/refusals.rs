@@ -1,7 +1,7 @@
 //! Is bad input refused with its own error, and the store left as it was?
 
 use super::super::check::{Failure, Verdict};
-use super::super::values::Tensor;
+use super::super::values::{Tensor, natural};
 use super::{attend_bits, context_bits, measure_zero, small, tokens, view, write};
 use crate::store::{Append, NonFinite, PagedStore, Query, Rows, StoreConfig};
 use crate::{Backend, Dtype, Error, Geometry, PageFormat, View};
@@ -95,7 +95,7 @@ pub(super) fn bad_input<B: Backend>(backend: &B, format: PageFormat) -> Verdict 
 /// A sequence's own pages as an input tensor.
 fn context_view<B: Backend>(store: &mut PagedStore<B>, seq: &crate::Sequence) -> Result<View<B::Buffer>, Failure> {
     let context = store.context(0, seq)?;
-    let dtype = store.geometry().page_format().dtype();
+    let dtype = natural(store.geometry().page_format());
     Ok(View { offset: context.offset, ..View::dense(context.buffer, dtype, 2, 16) })
 }
 
@@ -128,7 +128,7 @@ pub(super) fn non_finite<B: Backend>(backend: &B, format: PageFormat) -> Verdict
     let config = StoreConfig { non_finite: NonFinite::Refuse, ..StoreConfig::default() };
     let (mut keep, mut refuse) =
         (small(backend, format, 64)?, PagedStore::with_config(backend.clone(), geometry, config)?);
-    let good = tokens(format.dtype(), 9, 1);
+    let good = tokens(natural(format), 9, 1);
     let mut bad = tokens(Dtype::F32, 9, 2);
     (bad.bits[5], bad.bits[77], bad.bits[200]) = (0x7f80_0000, 0xff80_0000, 0x7fc0_0001);
     let (kept, refused) = (keep.begin(), refuse.begin());

@@ -2,7 +2,8 @@
 
 use super::super::check::{Check, Failure, Verdict};
 use super::super::store::{context_bits, view};
-use super::super::values::{Tensor, encode};
+use super::super::values::Tensor;
+use super::constant;
 use super::twin::{See, Twin, append};
 use super::{Setup, over_tiers};
 use crate::store::{Query, Rows};
@@ -29,8 +30,8 @@ pub(super) fn one_of_three<B: Backend>(backend: &B, format: PageFormat) -> Verdi
         check.holds("only the page asked for has come", here == [false, true, false]);
         let middle = swap.fork_at(&seq, 32)?;
         let (k, v) = context_bits(&mut swap, 0, &middle)?;
-        check.bits("keys of page 1", &k[256..], &[encode(1.0, format.dtype()); 256]);
-        check.bits("values of page 1", &v[256..], &[encode(101.0, format.dtype()); 256]);
+        check.bits("keys of page 1", &k[256..], &[constant(1.0, format); 256]);
+        check.bits("values of page 1", &v[256..], &[constant(101.0, format); 256]);
         swap.unpin(0, &seq, 1..2)?;
         check.done()
     })

@@ -2,7 +2,8 @@
 
 use super::super::check::{Check, Failure, Measure, Verdict};
 use super::super::store::context_bits;
-use super::super::values::{Rng, Tensor, encode};
+use super::super::values::{Rng, Tensor};
+use super::constant;
 use super::twin::{append, is_full};
 use super::{Setup, bottom, over_tiers, tiers};
 use crate::store::Sequence;
@@ -47,8 +48,8 @@ impl<B: Backend> Blocks<B> {
             },
             _ => {
                 let (k, v) = context_bits(&mut self.swap, 0, &self.live[at].0)?;
-                let dtype = self.swap.geometry().page_format().dtype();
-                let [want_k, want_v] = [1.0, -1.0].map(|sign| encode(sign * self.live[at].1, dtype));
+                let format = self.swap.geometry().page_format();
+                let [want_k, want_v] = [1.0, -1.0].map(|sign| constant(sign * self.live[at].1, format));
                 let right = k.iter().all(|&bits| bits == want_k) && v.iter().all(|&bits| bits == want_v);
                 check.holds("a block holds what was written to it", right);
             }
