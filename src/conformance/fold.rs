@@ -21,12 +21,16 @@ pub(super) struct State {
 /// What nothing visible leaves; what l = 0 makes of o and m must not matter.
 pub(super) const EMPTY: State = State { o: f32::NAN, m: f32::NAN, l: 0.0 };
 
+/// What all scores of a row lack, in base 2: the c of every state that saw something.
+pub(super) const LACKING: f32 = 3.25;
+
 /// States as words, `[state, head]`; element d of o is `o × (1 + d % 3)`, NaN where nothing may be read.
 pub(super) fn words(states: &[State], dim: usize) -> Vec<u32> {
     let mut words = Vec::new();
     for state in states {
         words.extend((0..dim).map(|d| (state.o * (1 + d % 3) as f32).to_bits()));
-        words.extend([state.m, state.l, 0.0, 0.0].map(f32::to_bits));
+        let c = if state.l == 0.0 { f32::NAN } else { LACKING };
+        words.extend([state.m, state.l, c, 0.0].map(f32::to_bits));
     }
     words
 }
@@ -78,7 +82,8 @@ impl Fold<'_> {
                 }
                 let o = if live.is_empty() { 0.0 } else { o / l };
                 out.extend((0..self.dim).map(|d| o * (1 + d % 3) as f64));
-                lse.push(if live.is_empty() { f64::NEG_INFINITY } else { (top + l.log2()) * LN_2 });
+                let whole = top + l.log2() + f64::from(LACKING);
+                lse.push(if live.is_empty() { f64::NEG_INFINITY } else { whole * LN_2 });
             }
         }
         (out, lse)

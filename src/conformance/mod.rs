@@ -26,6 +26,7 @@ mod check;
 mod fold;
 mod host;
 mod identity;
+mod int8;
 mod large;
 mod memory;
 mod merge;
@@ -196,7 +197,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     streams::cases(&mut list);
     host::cases(&mut list);
     type Group<B> = fn(&mut Cases<B>, PageFormat);
-    let groups: [Group<B>; 14] = [
+    let groups: [Group<B>; 15] = [
         append::cases,
         append_edges::cases,
         transfer::cases,
@@ -204,6 +205,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         probes::cases,
         queue::cases,
         identity::cases,
+        int8::cases,
         real::cases,
         large::cases,
         views::cases,

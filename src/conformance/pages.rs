@@ -119,6 +119,28 @@ impl<B: Backend> Pages<B> {
         self.calibration.as_ref().map(|(calibration, _)| (calibration.mean(0, head), calibration.scale(0, head)))
     }
 
+    /// Keys are calibrated by this from now on.
+    pub(super) fn calibrate(&mut self, bench: &mut Bench<'_, B>, calibration: KeyCalibration) -> Result<()> {
+        let buffer = upload(bench, &calibration)?;
+        self.calibration = Some((calibration, buffer));
+        Ok(())
+    }
+
+    /// The codes of the K and V rows that were written, as the device has them.
+    pub(super) fn codes(&self, bench: &mut Bench<'_, B>) -> Result<Vec<i8>> {
+        let (record, poison) = (&self.record, page_poison(self.record.format()));
+        let mut codes = Vec::new();
+        for (slab, host) in self.slabs.iter().zip(&self.host) {
+            let words = bench.read(slab, host.len())?;
+            let stride = record.frame_stride() as usize / 4;
+            for (frame, mirror) in words.chunks(stride).zip(host.chunks(stride)) {
+                let written = frame.iter().zip(mirror).take(record.scale_base() as usize / 4);
+                codes.extend(written.filter(|(_, mirror)| **mirror != poison).flat_map(|(w, _)| w.to_le_bytes()));
+            }
+        }
+        Ok(codes.into_iter().map(|byte| byte as i8).collect())
+    }
+
     /// Frames that nobody has.
     pub(super) fn take(&mut self, frames: usize) -> Vec<u32> {
         self.free.split_off(self.free.len() - frames)
@@ -236,8 +258,12 @@ fn calibration<B: Backend>(
     } else {
         KeyCalibration::identity(geometry)?
     };
+    let buffer = upload(bench, &calibration)?;
+    Ok(Some((calibration, buffer)))
+}
+
+fn upload<B: Backend>(bench: &mut Bench<'_, B>, calibration: &KeyCalibration) -> Result<B::Buffer> {
     let mut words = vec![f32::NAN; CHANNELS_AT as usize / 4];
     words.extend(calibration.device_words(0));
-    let buffer = bench.words("a key calibration", bytemuck::cast_slice(&words))?;
-    Ok(Some((calibration, buffer)))
+    bench.words("a key calibration", bytemuck::cast_slice(&words))
 }

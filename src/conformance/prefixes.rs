@@ -45,7 +45,7 @@ impl<'a, B: Backend> States<'a, B> {
     fn new(backend: &'a B, states: &[State], heads: usize, dim: usize) -> Result<Self, Failure> {
         let mut bench = Bench::new(backend)?;
         let mut words = words(states, dim);
-        words.chunks_exact_mut(dim + 4).for_each(|state| state[dim + 2..].fill(UNUSED));
+        words.chunks_exact_mut(dim + 4).for_each(|state| state[dim + 3..].fill(UNUSED));
         let buffer = bench.words("states", &words)?;
         Ok(States { bench, buffer, heads, dim, words })
     }
@@ -67,7 +67,7 @@ impl<'a, B: Backend> States<'a, B> {
 
     /// The words of all heads of state `at`, without the unused ones.
     fn state<'w>(&self, words: &'w [u32], at: u32) -> impl Iterator<Item = &'w [u32]> + use<'w, B> {
-        let (state, used) = (self.dim + 4, self.dim + 2);
+        let (state, used) = (self.dim + 4, self.dim + 3);
         words[at as usize * self.heads * state..][..self.heads * state].chunks(state).map(move |s| &s[..used])
     }
 

@@ -24,7 +24,8 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     }
 }
 
-/// What `attend` leaves: o, m, l with m in base 2, and two words of zero, for every split.
+/// What `attend` leaves for every split: o, m and l with m in base 2, what all scores lack in base 2 (nothing in native
+/// formats), and a word of zero.
 fn states<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
     let geometry = Geometry::new(1, 3, 1, 32).value_dim(24).format(format);
@@ -51,12 +52,18 @@ fn states<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let one_by_one = Ask { rows, ..ask.pick(&picks) };
     let (out, lse) = scene.reference(&one_by_one);
     let dim = geometry.v_dim() as usize;
-    for (state, (out, lse)) in got[..total].chunks_exact(words).zip(out.chunks_exact(dim).zip(lse)) {
-        let [m, l] = [dim, dim + 1].map(|at| f32::from_bits(state[at]));
+    let lacking: Vec<f64> = picks.iter().flat_map(|&row| scene.lacking(&ask, row)).collect();
+    let wanted = out.chunks_exact(dim).zip(lse).zip(lacking);
+    for (state, ((out, lse), lacking)) in got[..total].chunks_exact(words).zip(wanted) {
+        let [m, l, c] = [dim, dim + 1, dim + 2].map(|at| f32::from_bits(state[at]));
         let o: Vec<u32> = state[..dim].iter().map(|&o| (f32::from_bits(o) / l).to_bits()).collect();
         check.output(&o, Dtype::F32, out, dim);
-        check.lse(&[((m + l.log2()) * std::f32::consts::LN_2).to_bits()], &[lse]);
-        check.bits("padding of a state", &state[dim + 2..], &[0, 0]);
+        check.lse(&[((m + l.log2() + c) * std::f32::consts::LN_2).to_bits()], &[lse]);
+        check.error("what scores lack", (f64::from(c) - lacking).abs(), 1e-5 * lacking.abs().max(1.0), || {
+            format!("{c}")
+        });
+        check.holds("native scores lack nothing", format.is_quantized() || c.to_bits() == 0);
+        check.bits("padding of a state", &state[dim + 3..], &[0]);
     }
     check.done()
 }

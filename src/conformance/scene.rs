@@ -11,6 +11,7 @@ use crate::backend::ops::{Attend, Merge, View};
 use crate::backend::params::{Row, Tile};
 use crate::backend::{Backend, DeviceBuffer};
 use crate::{Dtype, Geometry, Result};
+use std::f64::consts::{LN_2, LOG2_E};
 
 /// Sequences in pages, on the device and on the host.
 #[derive(Debug)]
@@ -21,7 +22,7 @@ pub(super) struct Scene<B: Backend> {
     pub(super) tables: B::Buffer,
     /// Where each sequence's table starts, in words.
     pub(super) table_at: Vec<u32>,
-    /// What each sequence holds once stored.
+    /// What each sequence holds once stored: calibrated keys less their mean, which tells no two of them apart.
     pub(super) contexts: Vec<Context>,
 }
 
@@ -63,7 +64,7 @@ impl<B: Backend> Scene<B> {
             table.extend(frames.iter().copied().chain([u32::MAX]));
         }
         let format = geometry.page_format();
-        let (k, v) = (tokens.k.stored(format, |head| pages.key_channels(head)), tokens.v.stored(format, |_| None));
+        let (k, v) = (tokens.k.centred(format, |head| pages.key_channels(head)), tokens.v.stored(format, |_| None));
         let (mut contexts, mut from) = (Vec::new(), 0);
         for &len in lens {
             let cut = |all: &[f32], dim: u32| {
@@ -148,16 +149,30 @@ impl<B: Backend> Scene<B> {
         Attend { record, arena, tables: &self.tables, q, channels, scale, rows, tiles, states }
     }
 
+    /// What the scores of a row's heads over these pages lack, because keys are stored less their mean: query · mean, as
+    /// states say it.
+    pub(super) fn lacking(&self, ask: &Ask, row: usize) -> Vec<f64> {
+        let (dim, group) = (self.geometry.k_dim() as usize, self.geometry.group());
+        let q = ask.q.slice(row, 1).values();
+        let heads = q.chunks_exact(dim).zip(0..);
+        let of = |(q, head): (&[f32], u32)| {
+            let mean = self.pages.key_channels(head / group).map_or(&[][..], |(mean, _)| mean);
+            let product: f64 = q.iter().zip(mean).map(|(q, mean)| f64::from(*q) * f64::from(*mean)).sum();
+            product * f64::from(ask.scale) * LOG2_E
+        };
+        heads.map(of).collect()
+    }
+
     /// What float64 answers: output and log-sum-exp.
     pub(super) fn reference(&self, ask: &Ask) -> (Vec<f64>, Vec<f64>) {
         let heads = Heads::from(&self.geometry);
         let q = ask.q.values();
         let (mut out, mut lse) = (Vec::new(), Vec::new());
-        for (see, q) in ask.rows.iter().zip(q.chunks_exact(heads.q_heads * heads.k_dim)) {
+        for (row, (see, q)) in ask.rows.iter().zip(q.chunks_exact(heads.q_heads * heads.k_dim)).enumerate() {
             let visible = see.start as usize..(see.end as usize).max(see.start as usize);
             let (o, l) = reference::attend(q, &self.contexts[see.sequence], heads, visible, ask.scale);
             out.extend(o);
-            lse.extend(l);
+            lse.extend(l.into_iter().zip(self.lacking(ask, row)).map(|(l, lacking)| l + lacking * LN_2));
         }
         (out, lse)
     }

@@ -136,13 +136,11 @@ impl<'a> Quantized<'a> {
         Quantized { codes, scale, channels }
     }
 
-    /// What the row stands for.
-    pub(super) fn values(&self) -> Vec<f32> {
-        let plain = |(d, &code): (usize, &i8)| {
-            let (mean, scale) = self.channels.map_or((0.0, 1.0), |(mean, scale)| (mean[d], scale[d]));
-            (f64::from(mean) + f64::from(code) * f64::from(self.scale) * f64::from(scale)) as f32
-        };
-        self.codes.iter().enumerate().map(plain).collect()
+    /// What the row stands for, less the mean.
+    pub(super) fn centred(&self) -> Vec<f32> {
+        let scale = |d: usize| self.channels.map_or(1.0, |(_, scale)| f64::from(scale[d]));
+        let codes = self.codes.iter().enumerate();
+        codes.map(|(d, &code)| (f64::from(code) * f64::from(self.scale) * scale(d)) as f32).collect()
     }
 }
 
@@ -197,11 +195,26 @@ impl Tensor {
         format: PageFormat,
         channels: impl Fn(u32) -> Option<(&'a [f32], &'a [f32])>,
     ) -> Vec<f32> {
+        let mut values = self.centred(format, &channels);
+        let rows = values.chunks_exact_mut(self.shape[2]).zip((0..self.shape[1] as u32).cycle());
+        for (row, head) in rows.filter(|_| format.is_quantized()) {
+            let mean = channels(head).map_or(&[][..], |(mean, _)| mean);
+            row.iter_mut().zip(mean).for_each(|(x, mean)| *x += mean);
+        }
+        values
+    }
+
+    /// The same, less the mean of calibrated keys.
+    pub(super) fn centred<'a>(
+        &self,
+        format: PageFormat,
+        channels: impl Fn(u32) -> Option<(&'a [f32], &'a [f32])>,
+    ) -> Vec<f32> {
         if let Some(to) = format.dtype() {
             return self.bits.iter().map(|&b| decode(convert(b, self.dtype, to), to)).collect();
         }
         let rows = self.bits.chunks_exact(self.shape[2]).zip((0..self.shape[1] as u32).cycle());
-        rows.flat_map(|(bits, head)| Quantized::new(bits, self.dtype, channels(head)).values()).collect()
+        rows.flat_map(|(bits, head)| Quantized::new(bits, self.dtype, channels(head)).centred()).collect()
     }
 
     /// The values.

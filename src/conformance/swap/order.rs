@@ -37,6 +37,11 @@ pub(super) fn one_of_three<B: Backend>(backend: &B, format: PageFormat) -> Verdi
     })
 }
 
+/// A number for small `n` that the format holds exactly, and of which means are exact: of int8 rows the scale is `n`.
+fn marker(n: u32, format: PageFormat) -> f32 {
+    (if format.is_quantized() { 127 * n } else { n }) as f32
+}
+
 /// Enqueues a decode step of each round's sequence into its own place, and reads nothing before the end.
 fn rounds<B: Backend>(
     backend: &B,
@@ -71,7 +76,7 @@ pub(super) fn marker_rounds<B: Backend>(backend: &B, format: PageFormat) -> Verd
         let mut seqs = Vec::new();
         let got = rounds(backend, &mut swap, 150, |swap, round, attend| {
             let seq = swap.begin();
-            append(backend, swap, 0, &[(&seq, None, 16)], &uniform(16, 0.0, round as f32))??;
+            append(backend, swap, 0, &[(&seq, None, 16)], &uniform(16, 0.0, marker(round, format)))??;
             swap.offload(&seq)?;
             check.holds("the page gave up its frame", swap.evict(&seq)? == 1);
             attend(swap, &seq)?;
@@ -79,7 +84,7 @@ pub(super) fn marker_rounds<B: Backend>(backend: &B, format: PageFormat) -> Verd
             seqs.drain(..seqs.len().saturating_sub(40));
             Ok(())
         })?;
-        let want: Vec<u32> = (0..150).flat_map(|round| [(round as f32).to_bits(); 32]).collect();
+        let want: Vec<u32> = (0..150).flat_map(|round| [marker(round, format).to_bits(); 32]).collect();
         check.bits("markers", &got, &want);
         check.holds("every page came back", swap.stats().streamed_pages == 150);
         check.done()
@@ -94,11 +99,11 @@ pub(super) fn alternating<B: Backend>(backend: &B, format: PageFormat) -> Verdic
             let (mut swap, _) =
                 Setup::new(kind, format, 64, 5).config(|c| c.layer_ahead = layer_ahead).build(backend)?;
             let seqs = [swap.begin(), swap.begin()];
-            for (seq, value) in seqs.iter().zip([1.0, 2.0]) {
-                append(backend, &mut swap, 0, &[(seq, None, 256)], &uniform(256, 0.0, value))??;
+            for (seq, value) in seqs.iter().zip([1, 2]) {
+                append(backend, &mut swap, 0, &[(seq, None, 256)], &uniform(256, 0.0, marker(value, format)))??;
             }
             let got = rounds(backend, &mut swap, 300, |swap, round, attend| attend(swap, &seqs[round as usize % 2]))?;
-            let want: Vec<u32> = (0..300).flat_map(|round| [(1.0 + (round % 2) as f32).to_bits(); 32]).collect();
+            let want: Vec<u32> = (0..300).flat_map(|round| [marker(1 + round % 2, format).to_bits(); 32]).collect();
             check.bits("alternating sequences", &got, &want);
             check.holds("they pushed each other out", swap.stats().streamed_pages >= 250);
             drop(seqs);
@@ -134,7 +139,7 @@ pub(super) fn dropped_under_way<B: Backend>(backend: &B, format: PageFormat) -> 
 
         let (mut swap, _) = setup.build(backend)?;
         let seq = swap.begin();
-        append(backend, &mut swap, 0, &[(&seq, None, 1024)], &uniform(1024, 0.0, 7.0))??;
+        append(backend, &mut swap, 0, &[(&seq, None, 1024)], &uniform(1024, 0.0, marker(7, format)))??;
         let q = view(backend, &mut swap, &Tensor::normal(Dtype::F32, [1, 2, 16], 1))?;
         let out = backend.alloc("test output", 128)?;
         swap.attend(0, &Query::new(&[Rows::decode(&seq)], q, View::dense(out.clone(), Dtype::F32, 2, 16)))?;
@@ -144,7 +149,7 @@ pub(super) fn dropped_under_way<B: Backend>(backend: &B, format: PageFormat) -> 
         backend.finish(&done)?;
         let mut bits = [0u32; 32];
         backend.download(&mut backend.stream()?, &out, 0, bytemuck::cast_slice_mut(&mut bits))?;
-        check.bits("attention whose cache is gone", &bits, &[7f32.to_bits(); 32]);
+        check.bits("attention whose cache is gone", &bits, &[marker(7, format).to_bits(); 32]);
         check.done()
     })
 }
