@@ -1,7 +1,8 @@
 //! What does a faulty backend do? Everything as another does, but for one deliberate fault.
 
+use super::faults::Fault::{self, *};
 use crate::attention::{SPLIT, state_words};
-use crate::backend::ops::{Append, Arena, Attend, Fold, Matrices, Merge, Project, Score, Transfer};
+use crate::backend::ops::{Append, Arena, Attend, Channels, Fold, Matrices, Merge, Project, Score, Transfer, splits};
 use crate::backend::params::{Move, Row, ScoreEntry};
 use crate::backend::{Backend, Caps, DeviceBuffer, HostMemory, HostUse, Swap};
 use crate::{Dtype, PageFormat, Result, View};
@@ -19,70 +20,6 @@ pub(super) struct Saboteur<B> {
     /// Host records that have been written.
     written: Arc<Mutex<HashSet<u32>>>,
 }
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fault {
-    Honest,
-    // Memory.
-    UploadsRoundedUp,
-    FillsOneWordMore,
-    CopiesOneWordLess,
-    SizesWrapAround,
-    MisalignedOffsetsRoundedDown,
-    UploadsLostNowAndThen,
-    // Swaps.
-    LosesTheLastSwap,
-    SwapsTwoRecords,
-    SwapsInTheWrongOrder,
-    IgnoresTheHostOffset,
-    WritesBehindTheRecord,
-    // Append.
-    SwapsKAndV,
-    RoundsByTruncation,
-    WritesWhenToldNotTo,
-    LosesTheLastToken,
-    WritesTheNextSlot,
-    CountsNothing,
-    // Every operation with an arena, or with a grid.
-    KnowsOneSlab,
-    GridOf65535,
-    // Transfer.
-    LosesTheLastMove,
-    SwapsTwoMoves,
-    // Attend.
-    DropsTheLastToken,
-    ReadsPastTheEnd,
-    IgnoresTheWindow,
-    AsksOneQueryForAllHeads,
-    ScalesWrongly,
-    DependsOnTheBatch,
-    DependsOnTheSlabs,
-    DependsOnTheTime,
-    SplitsWrongly,
-    // Merge.
-    DropsTheLastState,
-    LogsInBase2,
-    FiniteMinusInfinity,
-    LeavesEmptyRows,
-    // Fold.
-    FoldsOneStateLess,
-    FoldsElsewhereOnly,
-    FoldsNothingToNothing,
-    LosesTheSignOfZero,
-    // Project and score.
-    OneMatrixForAllHeads,
-    ForgetsTheOffset,
-    ProjectsTheNextSlot,
-    ScoresOneTokenLess,
-    ScoresOneTokenMore,
-    ScoresTheFirstRow,
-    // Tiers.
-    LosesTheLastPageOut,
-    LosesTheLastPageIn,
-    TakesTheNeighboursPage,
-    KeepsOldRecords,
-}
-use Fault::*;
 
 impl<B: Backend> Saboteur<B> {
     pub(super) fn new(honest: B, fault: Fault) -> Self {
@@ -120,14 +57,22 @@ impl<B: Backend> Saboteur<B> {
         moves
     }
 
-    /// Adds zero to the elements of folded states, as a sum that starts at zero does.
-    fn add_zero(&self, stream: &mut B::Stream, args: &Fold<'_, B::Buffer>) -> Result<()> {
-        let bytes = args.q_heads as usize * 4 * state_words(args.v_dim) as usize;
-        for row in args.rows {
-            let (mut words, at) = (vec![0u32; bytes / 4], u64::from(row.to) * bytes as u64);
-            self.honest.download(stream, args.states, at, bytemuck::cast_slice_mut(&mut words))?;
-            words.iter_mut().for_each(|word| *word = (f32::from_bits(*word) + 0.0).to_bits());
-            self.honest.upload(stream, args.states, at, bytemuck::cast_slice(&words))?;
+    /// Changes the words of some states, a head at a time.
+    fn change(
+        &self,
+        stream: &mut B::Stream,
+        states: &B::Buffer,
+        (q_heads, v_dim): (u32, u32),
+        which: impl Iterator<Item = u32>,
+        change: impl Fn(&mut [u32]),
+    ) -> Result<()> {
+        let head = state_words(v_dim) as usize;
+        for state in which {
+            let mut words = vec![0u32; q_heads as usize * head];
+            let at = u64::from(state) * words.len() as u64 * 4;
+            self.honest.download(stream, states, at, bytemuck::cast_slice_mut(&mut words))?;
+            words.chunks_exact_mut(head).for_each(&change);
+            self.honest.upload(stream, states, at, bytemuck::cast_slice(&words))?;
         }
         Ok(())
     }
@@ -143,6 +88,11 @@ impl<B: Backend> Saboteur<B> {
         let buffer = self.honest.alloc("truncated", view.buffer.bytes())?;
         self.honest.upload(stream, &buffer, 0, &bytes)?;
         Ok(View { buffer, ..view.clone() })
+    }
+
+    /// The channels of quantised keys.
+    fn channels<'a>(&self, given: Option<Channels<'a, B::Buffer>>) -> Option<Channels<'a, B::Buffer>> {
+        given.map(|channels| if self.is(ForgetsTheOffset) { Channels { offset: 0, ..channels } } else { channels })
     }
 
     fn matrices<'a>(&self, basis: &Matrices<'a, B::Buffer>) -> Matrices<'a, B::Buffer> {
@@ -306,6 +256,7 @@ impl<B: Backend> Backend for Saboteur<B> {
         let scratch = self.honest.alloc("a counter", 4)?;
         let args = Append {
             arena: Arena { slabs: &self.slabs(&args.arena), ..args.arena },
+            channels: self.channels(args.channels),
             k: &k,
             v: &v,
             runs: &runs,
@@ -364,13 +315,18 @@ impl<B: Backend> Backend for Saboteur<B> {
         }
         let args = Attend {
             arena: Arena { slabs: &self.slabs(&args.arena), ..args.arena },
+            channels: self.channels(args.channels),
             q: &q,
             rows: &rows,
             tiles: &self.grid(args.tiles),
             scale,
             ..*args
         };
-        self.honest.attend(stream, &args)
+        self.honest.attend(stream, &args)?;
+        let states = rows.iter().flat_map(|row| row.state..row.state + splits(row));
+        let (geometry, lost) = (args.record.geometry(), states.filter(|_| self.is(LosesWhatScoresLack)));
+        let (heads, dim) = (geometry.q_heads(), geometry.v_dim());
+        self.change(stream, args.states, (heads, dim), lost, |words| words[dim as usize + 2] = 0)
     }
 
     fn merge(&self, stream: &mut B::Stream, args: &Merge<'_, B::Buffer>) -> Result<()> {
@@ -397,7 +353,16 @@ impl<B: Backend> Backend for Saboteur<B> {
         rows.retain(|row| !(self.is(FoldsElsewhereOnly) && row.to == row.state));
         rows.retain(|row| !(self.is(FoldsNothingToNothing) && row.states == 0));
         self.honest.fold(stream, &Fold { rows: &rows, ..*args })?;
-        if self.is(LosesTheSignOfZero) { self.add_zero(stream, args) } else { Ok(()) }
+        let (shape, dim) = ((args.q_heads, args.v_dim), args.v_dim as usize);
+        let folded = rows.iter().map(|row| row.to);
+        match self.fault {
+            // As a sum that starts at zero does.
+            LosesTheSignOfZero => self.change(stream, args.states, shape, folded, |words| {
+                words.iter_mut().for_each(|word| *word = (f32::from_bits(*word) + 0.0).to_bits());
+            }),
+            LosesWhatScoresLack => self.change(stream, args.states, shape, folded, |words| words[dim + 2] = 0),
+            _ => Ok(()),
+        }
     }
 
     fn project(&self, stream: &mut B::Stream, args: &Project<'_, B::Buffer>) -> Result<()> {
@@ -417,6 +382,7 @@ impl<B: Backend> Backend for Saboteur<B> {
         let args = Project {
             arena: Arena { slabs: &slabs[0], ..args.arena },
             projections: Arena { slabs: &slabs[1], ..args.projections },
+            channels: self.channels(args.channels),
             basis: self.matrices(&args.basis),
             runs: &runs,
             ..*args

@@ -1,14 +1,15 @@
 //! Would the suite notice? Every deliberate fault of a backend must fail a case of the right operation.
 
 mod backend;
+mod faults;
 
 use super::values::{Rng, decode, poison};
 use super::{Case, Report, Subject, cases};
 use crate::backend::cpu::CpuBackend;
 use crate::backend::{Backend, Operation};
 use crate::{Dtype, PageFormat};
-use backend::Fault::*;
-use backend::{Fault, Saboteur};
+use backend::Saboteur;
+use faults::Fault::{self, *};
 
 /// Runs the selected cases, light ones first, until one fails.
 fn report(fault: Fault, select: impl Fn(&Case<Saboteur<CpuBackend>>) -> bool) -> Report {
@@ -26,9 +27,13 @@ fn report(fault: Fault, select: impl Fn(&Case<Saboteur<CpuBackend>>) -> bool) ->
     report
 }
 
-/// A fault that the cases of one subject and format must find.
+/// A fault that the cases of one subject must find in bf16.
 fn noticed(fault: Fault, subject: Subject) {
-    let format = PageFormat::Bf16;
+    noticed_with(fault, subject, PageFormat::Bf16);
+}
+
+/// A fault that the cases of one subject and format must find.
+fn noticed_with(fault: Fault, subject: Subject, format: PageFormat) {
     let report = report(fault, |case| case.subject == subject && case.format.unwrap_or(format) == format);
     assert!(report.failed > 0, "{fault:?} goes unnoticed in {} cases of {}", report.cases, subject.name());
     let [line] = &report.operations[..] else { panic!("one line, not {:?}", report.operations) };
@@ -140,7 +145,8 @@ fn faults_of_tiers_are_noticed() {
 
 #[test]
 fn faults_of_folds_are_noticed() {
-    for fault in [FoldsOneStateLess, FoldsElsewhereOnly, FoldsNothingToNothing, LosesTheSignOfZero] {
+    for fault in [FoldsOneStateLess, FoldsElsewhereOnly, FoldsNothingToNothing, LosesTheSignOfZero, LosesWhatScoresLack]
+    {
         noticed_in(fault, Operation::Merge);
     }
 }
@@ -157,6 +163,25 @@ fn faults_of_project_are_noticed() {
         GridOf65535,
     ];
     faults.into_iter().for_each(|fault| noticed_in(fault, Operation::Project));
+}
+
+#[test]
+fn faults_of_int8_pages_are_noticed() {
+    use Operation::{Append, Attend, Project};
+    let faults = [
+        (ForgetsTheOffset, [Append, Attend, Project].as_slice()),
+        (SwapsKAndV, &[Append, Attend]),
+        (LosesTheLastToken, &[Append]),
+        (WritesTheNextSlot, &[Append]),
+        (CountsNothing, &[Append]),
+        (DropsTheLastToken, &[Attend]),
+        (ReadsPastTheEnd, &[Attend]),
+        (ScalesWrongly, &[Attend]),
+        (LosesWhatScoresLack, &[Attend]),
+    ];
+    for (fault, operations) in faults {
+        operations.iter().for_each(|&o| noticed_with(fault, Subject::Operation(o), PageFormat::Int8));
+    }
 }
 
 #[test]
