@@ -54,7 +54,7 @@ KV_FIELD(AppendParams, runs, 88);
 KV_FIELD(AppendParams, write, 92);
 
 struct AppendRun {
-    u32 k_offset, v_offset, frame, slot, tokens, reserved[3];
+    u32 k_offset, v_offset, frame, slot, tokens, page, reserved[2];
 };
 KV_SIZE(AppendRun, 32);
 KV_FIELD(AppendRun, k_offset, 0);
@@ -62,7 +62,8 @@ KV_FIELD(AppendRun, v_offset, 4);
 KV_FIELD(AppendRun, frame, 8);
 KV_FIELD(AppendRun, slot, 12);
 KV_FIELD(AppendRun, tokens, 16);
-KV_FIELD(AppendRun, reserved, 20);
+KV_FIELD(AppendRun, page, 20);
+KV_FIELD(AppendRun, reserved, 24);
 
 struct TransferParams {
     RecordParams record;

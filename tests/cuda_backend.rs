@@ -154,7 +154,7 @@ impl<'a, B: Backend> Scene<'a, B> {
                 let tokens = geometry.page_tokens().min(len - page * geometry.page_tokens());
                 let (k_offset, v_offset) = (token * row, token * v_row);
                 let frame = *frame.next().unwrap();
-                runs.push(AppendRun { k_offset, v_offset, frame, slot: 0, tokens, reserved: [0; 3] });
+                runs.push(AppendRun { k_offset, v_offset, frame, slot: 0, tokens, page: 0, reserved: [0; 2] });
                 token += tokens;
             }
         }

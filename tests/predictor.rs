@@ -28,12 +28,13 @@ fn scores(geometry: &Geometry, basis: &Basis, keys: &[f32], queries: &[f32], len
     let run = |n: u32| (n, page.min(tokens - n * page));
     let runs = |(n, tokens)| {
         let offset = n * page * heads * dim;
-        AppendRun { k_offset: offset, v_offset: offset, frame: n, slot: 0, tokens, reserved: [0; 3] }
+        AppendRun { k_offset: offset, v_offset: offset, frame: n, slot: 0, tokens, page: 0, reserved: [0; 2] }
     };
     let runs: Vec<_> = (0..pages).map(run).map(runs).collect();
     let non_finite = &buffer(1);
-    let arena_of = arena(&slabs);
-    let append = Append { record, arena: arena_of, k: &k, v: &k, channels: None, runs: &runs, non_finite, write: true };
+    let (arena_of, onto) = (arena(&slabs), None);
+    let (k, channels, runs_of) = (&k, None, &runs);
+    let append = Append { record, arena: arena_of, k, v: k, channels, runs: runs_of, onto, non_finite, write: true };
     device.append(stream, &append).unwrap();
     let matrices = device.buffer_from(&basis.device_bytes(0)).unwrap();
     let matrices = Matrices { buffer: &matrices, offset: 0, head_stride: basis.head_stride() };

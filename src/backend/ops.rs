@@ -4,7 +4,8 @@
 //! inside their buffer, element indices below 2³², all buffers on this device.
 
 pub use super::channels::Channels;
-pub use super::ops_predict::{Matrices, Project, Score};
+pub(crate) use super::ops_predict::also_project;
+pub use super::ops_predict::{Matrices, Onto, Project, Score};
 use super::params::{AppendRun, FoldRow, MergeRow, Move, Row, Tile};
 pub use super::view::View;
 pub(crate) use super::view::{check_outputs, copy_sides, on_device, range};
@@ -78,6 +79,8 @@ pub struct Append<'a, Buf> {
     pub channels: Option<Channels<'a, Buf>>,
     /// What goes where. No two runs write the same slot.
     pub runs: &'a [AppendRun],
+    /// What the keys are projected on as well, exactly as [`Project`] does with them once they are stored.
+    pub onto: Option<Onto<'a, Buf>>,
     /// One u32 that grows by the number of infinite or NaN elements met.
     pub non_finite: &'a Buf,
     /// `false`: count non-finite elements and write nothing.
@@ -117,7 +120,11 @@ impl<Buf: DeviceBuffer> Append<'_, Buf> {
             v_end = v_end.max(span(self.v, run.v_offset, geometry.v_dim()));
         }
         self.k.validate_span("K", k_end, caps)?;
-        self.v.validate_span("V", v_end, caps)
+        self.v.validate_span("V", v_end, caps)?;
+        match self.projection(&self.project_runs()) {
+            Some(project) => project.validate(caps).map(|_| ()),
+            None => Ok(()),
+        }
     }
 }
 

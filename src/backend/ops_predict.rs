@@ -1,9 +1,9 @@
 //! What are `project` and `score` given? The arguments of the predictor's operations, validated once for all backends.
 
 use super::channels::Channels;
-use super::ops::{Arena, View, range};
-use super::params::{ProjectRun, ScoreEntry};
-use super::{Caps, DeviceBuffer};
+use super::ops::{Append, Arena, View, range};
+use super::params::{AppendRun, ProjectRun, ScoreEntry};
+use super::{Backend, Caps, DeviceBuffer};
 use crate::predictor::Projections;
 use crate::record::Record;
 use crate::{Error, Geometry, Result};
@@ -93,6 +93,55 @@ impl<Buf: DeviceBuffer> Project<'_, Buf> {
             }
         }
         Ok(layout)
+    }
+}
+
+/// What the keys of an append are projected on: the records are those that its runs name.
+#[derive(Debug)]
+pub struct Onto<'a, Buf> {
+    /// Dimensions of a projected key.
+    pub rank: u32,
+    /// The matrices of the layer.
+    pub basis: Matrices<'a, Buf>,
+    /// The records that are written, in memory of their own.
+    pub projections: Arena<'a, Buf>,
+}
+
+impl<Buf> Clone for Onto<'_, Buf> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Buf> Copy for Onto<'_, Buf> {}
+
+impl<Buf> Append<'_, Buf> {
+    /// The runs of [`projection`](Self::projection); none where nothing is projected.
+    pub(super) fn project_runs(&self) -> Vec<ProjectRun> {
+        let runs = self.runs.iter().filter(|_| self.onto.is_some());
+        runs.map(|&AppendRun { frame, page, slot, tokens, .. }| ProjectRun { frame, page, slot, tokens }).collect()
+    }
+
+    /// The projection that goes with the append, over [its runs](Self::project_runs).
+    pub(super) fn projection<'a>(&'a self, runs: &'a [ProjectRun]) -> Option<Project<'a, Buf>> {
+        let (record, arena, channels) = (self.record, self.arena, self.channels);
+        let project =
+            |Onto { rank, basis, projections }| Project { record, arena, channels, rank, basis, projections, runs };
+        self.onto.map(project)
+    }
+}
+
+/// Projects the keys that an append has just written, where it asks for that: for backends whose `append` does not do it by
+/// itself.
+pub(crate) fn also_project<B: Backend>(
+    backend: &B,
+    stream: &mut B::Stream,
+    args: &Append<'_, B::Buffer>,
+) -> Result<()> {
+    let runs = args.project_runs();
+    match args.projection(&runs).filter(|_| args.write && !runs.is_empty()) {
+        Some(project) => backend.project(stream, &project),
+        None => Ok(()),
     }
 }
 

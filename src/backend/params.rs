@@ -95,8 +95,10 @@ shared! {
         slot: u32 = 1,
         /// Tokens of the run; slot + tokens ≤ page size.
         tokens: u32 = 1,
+        /// The record of projections that the run's keys go to, where they are projected too.
+        page: u32 = 1,
         /// Zero.
-        reserved: [u32; 3] = 3,
+        reserved: [u32; 2] = 2,
     }
     /// Arguments of `transfer`.
     TransferParams {

@@ -171,7 +171,8 @@ impl<B: Backend> Pages<B> {
     /// The arguments of an append of these runs.
     pub(super) fn args<'a>(&'a self, tokens: &'a Tokens<B>, runs: &'a [AppendRun]) -> Append<'a, B::Buffer> {
         let (k, v, channels, non_finite) = (&tokens.k_view, &tokens.v_view, self.channels(), &self.counter);
-        Append { record: self.record, arena: self.arena(), k, v, channels, runs, non_finite, write: true }
+        let (record, arena, onto) = (self.record, self.arena(), None);
+        Append { record, arena, k, v, channels, runs, onto, non_finite, write: true }
     }
 
     /// One run for each page that a piece touches.
@@ -186,7 +187,15 @@ impl<B: Backend> Pages<B> {
                 let (frame, slot) = (piece.table[(token / page) as usize], token % page);
                 let tokens_here = (page - slot).min(piece.tokens - done);
                 let (k_offset, v_offset) = (offset(&tokens.k_view, from), offset(&tokens.v_view, from));
-                runs.push(AppendRun { k_offset, v_offset, frame, slot, tokens: tokens_here, reserved: [0; 3] });
+                runs.push(AppendRun {
+                    k_offset,
+                    v_offset,
+                    frame,
+                    slot,
+                    tokens: tokens_here,
+                    page: 0,
+                    reserved: [0; 2],
+                });
                 done += tokens_here;
             }
         }

@@ -7,7 +7,7 @@ use super::pages::{Pages, Piece, Placement, Tokens};
 use super::records::{Bases, Closeness, NANS, Records};
 use super::scene::random_kv;
 use super::values::Tensor;
-use crate::backend::ops::Project;
+use crate::backend::ops::{Append, Onto, Project};
 use crate::backend::params::ProjectRun;
 use crate::backend::{Backend, Operation};
 use crate::{Dtype, Geometry, PageFormat};
@@ -45,6 +45,10 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     list.add(Operation::Project, format, 60_000, "keys of any magnitude, and keys that are not finite", move |b| {
         magnitudes(b, format)
     });
+    for (at, dtype) in Dtype::ALL.into_iter().enumerate() {
+        let name = format!("append projects what it writes from {}", dtype.name());
+        list.add(Operation::Project, format, 900_000, name, move |b| along(b, format, dtype, at));
+    }
     // The shape of a grid has nothing to do with the format.
     if format == PageFormat::Bf16 {
         list.add(Operation::Project, format, 9_000_000, "70,000 pages, a run each", move |b| many(b, format));
@@ -105,9 +109,21 @@ impl<B: Backend> Bed<B> {
         runs
     }
 
+    /// Holds records and pages against what they must be.
+    fn compare(
+        &self,
+        bench: &mut Bench<'_, B>,
+        check: &mut Check,
+        done: impl Fn(u32) -> bool,
+        sane: impl Fn(u32) -> bool,
+    ) -> Result<(), Failure> {
+        self.compare_records(bench, check, done, sane)?;
+        Ok(self.pages.compare(bench, check, self.tokens.k.non_finite() + self.tokens.v.non_finite())?)
+    }
+
     /// Holds the records against float64 for the tokens that were projected and that `sane` names, and the rest of the
     /// arena against what it was.
-    fn compare(
+    fn compare_records(
         &self,
         bench: &mut Bench<'_, B>,
         check: &mut Check,
@@ -140,7 +156,6 @@ impl<B: Backend> Bed<B> {
         for (got, want) in words.iter().zip(&self.records.host) {
             check.bits("records beside the projected ones", got, want);
         }
-        self.pages.compare(bench, check, self.tokens.k.non_finite() + self.tokens.v.non_finite())?;
         Ok(())
     }
 }
@@ -174,6 +189,54 @@ fn pieces<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
         } else {
             bed.compare(&mut bench, &mut check, |_| true, |_| true)?;
             first = Some(words);
+        }
+    }
+    check.done()
+}
+
+/// An append that projects leaves the pages of one that does not and the records of a later `project`, to the bit; one that
+/// only counts leaves both alone.
+fn along<B: Backend>(backend: &B, format: PageFormat, dtype: Dtype, turn: usize) -> Verdict {
+    let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
+    for (at, (heads, k_dim, page, rank)) in [(3, 40, 8, 8), (2, 128, 16, 32), (8, 64, 64, 16)].into_iter().enumerate() {
+        let geometry = Geometry::new(1, heads, heads, k_dim).value_dim(24).page_size(page).format(format);
+        let (k, v) = random_kv(&geometry, dtype, 2 * page + 21, 67);
+        let layout = Layout::INPUTS[(at + turn) % 5];
+        let mut tokens = Tokens::new(&mut bench, k, v, [layout, Layout::Dense])?;
+        let mut want: Option<Vec<Vec<u32>>> = None;
+        for fused in [false, true] {
+            let mut pages = Pages::new(&mut bench, geometry, 6, Placement::SHUFFLED)?;
+            let table = pages.table(tokens.k.rows());
+            let records = Records::new(&mut bench, &geometry, rank, 6, NANS)?;
+            let basis = Bases::random(&mut bench, &geometry, rank, at == 1)?;
+            let bed = Bed { pages, tokens, table, records, basis };
+            // From inside a page across others, then single tokens.
+            let parts = [(3, page + 9), (0, 1), (1, 1), (2, 1), (page + 12, page + 9)];
+            for (first, count) in parts {
+                let piece = Piece { table: &bed.table, at: first, from: first, tokens: count };
+                let mut runs = bed.pages.runs(&bed.tokens, &[piece]);
+                let projected = bed.runs(first, count);
+                runs.iter_mut().zip(&projected).for_each(|(run, to)| run.page = to.page);
+                let onto = Onto { rank, basis: bed.basis.args(), projections: bed.records.arena() };
+                let args = Append { onto: Some(onto), ..bed.pages.args(&bed.tokens, &runs) };
+                if fused {
+                    backend.append(&mut bench.stream, &args)?;
+                } else {
+                    backend.append(&mut bench.stream, &Append { write: false, ..args })?;
+                    backend.append(&mut bench.stream, &bed.pages.args(&bed.tokens, &runs))?;
+                    backend.project(&mut bench.stream, &bed.args(&projected))?;
+                }
+            }
+            let mut all = bed.records.read(&mut bench)?;
+            for slab in &bed.pages.slabs {
+                all.push(bench.read(slab, bed.pages.host[0].len())?);
+            }
+            let want = want.get_or_insert_with(|| all.clone());
+            all.iter().zip(want.iter()).for_each(|(got, want)| check.bits("records and pages", got, want));
+            if !fused {
+                bed.compare_records(&mut bench, &mut check, |_| true, |_| true)?;
+            }
+            tokens = bed.tokens;
         }
     }
     check.done()

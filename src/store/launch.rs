@@ -3,7 +3,7 @@
 use super::calibration::channels_of;
 use super::write::{Append, Planned};
 use super::{NonFinite, PagedStore};
-use crate::backend::ops::{self, Arena, Channels, Place, Transfer, View};
+use crate::backend::ops::{self, Arena, Channels, Onto, Place, Transfer, View};
 use crate::backend::params::{AppendRun, Move};
 use crate::backend::{Backend, DeviceBuffer};
 use crate::pages::layer::Fresh;
@@ -21,16 +21,20 @@ impl<B: Backend> PagedStore<B> {
         appends: &[Append<'_, B::Buffer>],
         planned: &[Planned],
     ) -> Result<()> {
-        let groups = self.launches(layer, appends, planned);
         let counter = self.pool.counter()?;
         self.pool.ready_channels()?;
+        self.pool.ready_projector()?;
+        let groups = self.launches(layer, appends, planned);
         // A launch that will be refused is found before the first one has written anything.
-        let caps = self.pool.backend.caps();
-        groups.iter().try_for_each(|launch| {
-            launch
-                .args(self.record, (self.pool.arena(), channels_of(&self.pool.channels, layer)), &counter, true)
-                .validate(caps)
-        })?;
+        let (record, caps) = (self.record, self.pool.backend.caps());
+        let target = Target {
+            record,
+            arena: self.pool.arena(),
+            channels: channels_of(&self.pool.channels, layer),
+            onto: self.pool.projector.as_ref().map(|projector| projector.onto(layer)),
+            non_finite: &counter,
+        };
+        groups.iter().try_for_each(|launch| launch.args(target, true).validate(caps))?;
         if self.config.non_finite == NonFinite::Refuse {
             let before = self.pool.non_finite()? as u32;
             groups.iter().try_for_each(|launch| self.launch(layer, launch, &counter, false))?;
@@ -55,10 +59,15 @@ impl<B: Backend> PagedStore<B> {
     }
 
     fn launch(&mut self, layer: usize, launch: &Launch<B::Buffer>, counter: &B::Buffer, write: bool) -> Result<()> {
-        let pool = &mut self.pool;
-        let slab_shift = pool.shift();
-        let (arena, channels) = (Arena { slabs: &pool.slabs, slab_shift }, channels_of(&pool.channels, layer));
-        pool.backend.append(&mut pool.stream, &launch.args(self.record, (arena, channels), counter, write))
+        let (record, slab_shift, pool) = (self.record, self.pool.shift(), &mut self.pool);
+        let target = Target {
+            record,
+            arena: Arena { slabs: &pool.slabs, slab_shift },
+            channels: channels_of(&pool.channels, layer),
+            onto: pool.projector.as_ref().map(|projector| projector.onto(layer)),
+            non_finite: counter,
+        };
+        pool.backend.append(&mut pool.stream, &launch.args(target, write))
     }
 
     /// Groups appends whose views differ in nothing but the offset, and cuts their tokens into runs.
@@ -87,10 +96,11 @@ impl<B: Backend> PagedStore<B> {
     ) -> Vec<AppendRun> {
         let page_size = u64::from(self.geometry().page_tokens());
         let old = &self.sequences[&plan.id][layer].table;
-        let frame = |page: u64| {
+        let number = |page: u64| {
             let fresh = plan.fresh.binary_search_by_key(&(page as usize), |(page, _)| *page);
-            self.pool.frame(fresh.map_or_else(|_| old[page as usize], |at| plan.pages[at]))
+            fresh.map_or_else(|_| old[page as usize], |at| plan.pages[at])
         };
+        let projector = self.pool.projector.as_ref();
         let offset = |view: &View<B::Buffer>, base: &View<B::Buffer>, token: u64| {
             ((view.offset - base.offset) / view.dtype.bytes() + token * view.strides[0]) as u32
         };
@@ -102,16 +112,35 @@ impl<B: Backend> PagedStore<B> {
             runs.push(AppendRun {
                 k_offset: offset(&append.k, &launch.k, token - plan.start),
                 v_offset: offset(&append.v, &launch.v, token - plan.start),
-                frame: frame(page),
+                frame: self.pool.frame(number(page)),
                 slot: slot as u32,
                 tokens: tokens as u32,
-                reserved: [0; 3],
+                page: projector.map_or(0, |projector| projector.record(number(page))),
+                reserved: [0; 2],
             });
             token += tokens;
         }
         runs
     }
 }
+
+/// What the launches of one write share.
+#[derive(Debug)]
+struct Target<'a, Buf> {
+    record: Record,
+    arena: Arena<'a, Buf>,
+    channels: Option<Channels<'a, Buf>>,
+    onto: Option<Onto<'a, Buf>>,
+    non_finite: &'a Buf,
+}
+
+impl<Buf> Clone for Target<'_, Buf> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Buf> Copy for Target<'_, Buf> {}
 
 /// One launch of `append`: views at the lowest offset of their group.
 struct Launch<Buf> {
@@ -121,14 +150,9 @@ struct Launch<Buf> {
 }
 
 impl<Buf: DeviceBuffer> Launch<Buf> {
-    fn args<'a>(
-        &'a self,
-        record: Record,
-        (arena, channels): (Arena<'a, Buf>, Option<Channels<'a, Buf>>),
-        non_finite: &'a Buf,
-        write: bool,
-    ) -> ops::Append<'a, Buf> {
-        ops::Append { record, arena, k: &self.k, v: &self.v, channels, runs: &self.runs, non_finite, write }
+    fn args<'a>(&'a self, target: Target<'a, Buf>, write: bool) -> ops::Append<'a, Buf> {
+        let Target { record, arena, channels, onto, non_finite } = target;
+        ops::Append { record, arena, k: &self.k, v: &self.v, channels, runs: &self.runs, onto, non_finite, write }
     }
 
     /// Whether an append's views are this launch's views further on, near enough for one binding.

@@ -7,6 +7,7 @@ mod context;
 mod fork;
 mod launch;
 pub(crate) mod pool;
+pub(crate) mod projector;
 mod sequence;
 mod write;
 

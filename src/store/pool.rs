@@ -2,6 +2,7 @@
 
 use super::StoreConfig;
 use super::calibration::DeviceChannels;
+use super::projector::Projector;
 use crate::attention::state_words;
 use crate::backend::ops::Arena;
 use crate::backend::{Backend, DeviceBuffer};
@@ -36,6 +37,8 @@ pub(crate) struct Pool<B: Backend> {
     /// What keys are centred and scaled by, and the same on the device.
     pub(crate) calibration: Option<KeyCalibration>,
     pub(crate) channels: Option<DeviceChannels<B::Buffer>>,
+    /// Where keys are projected to as they are written.
+    pub(crate) projector: Option<Projector<B>>,
 }
 
 impl<B: Backend> Pool<B> {
@@ -76,6 +79,7 @@ impl<B: Backend> Pool<B> {
             counter: None,
             calibration: None,
             channels: None,
+            projector: None,
         })
     }
 

@@ -2,6 +2,7 @@
 //! through it in pieces.
 
 use super::fetch::Wanted;
+use super::predict::Projected;
 use super::residency::Origin;
 use super::{HighSpeedSwap, WhenFull};
 use crate::backend::Backend;
@@ -180,8 +181,9 @@ impl<B: Backend> HighSpeedSwap<B> {
                     self.queue.push_back((page, before));
                 }
                 // To the last valid token: a copy has no projections of what was not written now.
-                let slot = |token: u64| (token - index * page_size).min(page_size) as u32;
-                projected.push((page, slot(start.max(index * page_size)), slot(len)));
+                let slot = |token: u64| (token.max(index * page_size) - index * page_size).min(page_size) as u32;
+                let written = slot(start)..slot(start + u64::from(append.tokens));
+                projected.push(Projected { page, written, len: slot(len) });
             }
         }
         self.reap();

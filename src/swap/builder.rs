@@ -125,8 +125,7 @@ impl<B: Backend> SwapBuilder<B> {
         tier.attach(&backend, record)?;
         let index = tier.restore();
         store.pool.swapped(frames, frames.saturating_add(tier.capacity()));
-        let pages = store.pool.page_limit;
-        let predictor = self.basis.map(|basis| Predictor::new(&backend, record.geometry(), basis, pages)).transpose();
+        let predictor = self.basis.map(|basis| Predictor::new(&mut store.pool, record.geometry(), basis)).transpose();
         let predictor = match (predictor, &index) {
             (Err(error), Some(index)) => {
                 tier.close(&backend, index)?;

@@ -5,40 +5,35 @@
 
 use super::fetch::Wanted;
 use super::{HighSpeedSwap, SwapConfig};
-use crate::backend::ops::{Arena, View};
-use crate::backend::ops::{Matrices, Project, Score};
+use crate::backend::ops::{Arena, Project, Score, View};
 use crate::backend::params::{ProjectRun, ScoreEntry};
 use crate::backend::{Backend, DeviceBuffer};
-use crate::pages::frames::Frames;
-use crate::pages::growth::{self, SlabLimits};
-use crate::predictor::{Basis, Projections};
+use crate::predictor::Basis;
+use crate::store::pool::Pool;
+use crate::store::projector::Projector;
 use crate::store::{Query, Sequence, channels_of};
 use crate::{Error, Geometry, Result};
 use std::collections::VecDeque;
-
-/// Records that the first slab of projections holds.
-const STEP: u64 = 256;
+use std::ops::Range;
 
 /// The predictor of one cache.
 #[derive(Debug)]
 pub(super) struct Predictor<B: Backend> {
     basis: Basis,
-    layout: Projections,
-    /// The matrices of all layers, one after the other.
-    matrices: B::Buffer,
-    layer_bytes: u64,
-    slabs: Vec<B::Buffer>,
-    /// Numbers of records, in slabs; all are used, by page number.
-    records: Frames,
-    limits: SlabLimits,
-    /// The most records there may be.
-    most: u64,
     queries: Option<B::Buffer>,
     /// Scores under way, oldest first, and buffers of earlier ones.
     pending: VecDeque<Pending<B>>,
     spare: Vec<B::Buffer>,
     /// Where scores are read on, so that nothing but them is waited for.
     reading: Option<B::Stream>,
+}
+
+/// A page whose keys are projected as far as slot `len`: those in the slots `written` were, as they were written.
+#[derive(Debug, Clone)]
+pub(super) struct Projected {
+    pub(super) page: u32,
+    pub(super) written: Range<u32>,
+    pub(super) len: u32,
 }
 
 #[derive(Debug)]
@@ -49,69 +44,16 @@ struct Pending<B: Backend> {
 }
 
 impl<B: Backend> Predictor<B> {
-    /// Puts a basis on the device.
+    /// The predictor of a store, whose keys are projected on `basis` from now on.
     ///
     /// # Errors
-    /// A basis of another geometry; [`Error::Limit`] when the projections of all pages are more than the device can
-    /// address or hold.
-    pub(super) fn new(backend: &B, geometry: &Geometry, basis: Basis, pages: u64) -> Result<Self> {
-        basis.fits(geometry)?;
-        let (caps, layout) = (backend.caps(), Projections::new(geometry, basis.rank())?);
-        let slab_bits = u64::from(caps.max_slabs).next_power_of_two().trailing_zeros();
-        let frames = (caps.max_slab_bytes / layout.stride()).min(1 << (31 - slab_bits));
-        let limits = SlabLimits { frames, slabs: caps.max_slabs.into() };
-        let limit = |limit, need, have| {
-            let purpose = "projections of all pages: lower the rank, or use a smaller tier";
-            Err(Error::Limit { adapter: caps.adapter.clone(), limit, need, have, purpose })
-        };
-        if pages > limits.addressable() {
-            return limit("max_slabs × max_slab_bytes / projections", pages, limits.addressable());
-        }
-        if let Some(memory) = caps.memory_bytes.filter(|memory| pages * layout.stride() > memory / 20 * 19) {
-            return limit("memory", pages * layout.stride(), memory);
-        }
-        let mut stream = backend.stream()?;
-        let layers: Vec<Vec<u8>> = (0..geometry.layers()).map(|layer| basis.device_bytes(layer)).collect();
-        let layer_bytes = (layers[0].len() as u64).next_multiple_of(256);
-        let matrices = backend.alloc("kvtide basis", layer_bytes * layers.len() as u64)?;
-        for (layer, bytes) in layers.iter().enumerate() {
-            backend.upload(&mut stream, &matrices, layer as u64 * layer_bytes, bytes)?;
-        }
-        backend.synchronize(&mut stream)?;
-        Ok(Predictor {
-            basis,
-            layout,
-            matrices,
-            layer_bytes,
-            slabs: Vec::new(),
-            records: Frames::new(frames.next_power_of_two().trailing_zeros()),
-            limits,
-            most: pages,
-            queries: None,
-            pending: VecDeque::new(),
-            spare: Vec::new(),
-            reading: if caps.overlap { Some(stream) } else { None },
-        })
-    }
-
-    /// Room for the projections of pages below `pages`.
-    fn grow(&mut self, backend: &B, pages: u64) -> Result<()> {
-        let (capacity, most) = (self.records.capacity(), self.most);
-        let target = growth::target(capacity, pages, STEP, most).unwrap_or(most);
-        for records in self.limits.add(self.slabs.len() as u64, capacity, target, most) {
-            self.slabs.push(backend.alloc("kvtide projections", u64::from(records) * self.layout.stride())?);
-            self.records.add_slab(records);
-        }
-        Ok(())
-    }
-
-    fn arena(&self) -> Arena<'_, B::Buffer> {
-        Arena { slabs: &self.slabs, slab_shift: self.records.shift() }
-    }
-
-    fn basis_of(&self, layer: usize) -> Matrices<'_, B::Buffer> {
-        let offset = layer as u64 * self.layer_bytes;
-        Matrices { buffer: &self.matrices, offset, head_stride: self.basis.head_stride() }
+    /// Those of [`Projector::new`].
+    pub(super) fn new(pool: &mut Pool<B>, geometry: &Geometry, basis: Basis) -> Result<Self> {
+        let mut stream = pool.backend.stream()?;
+        let projector = Projector::new(&pool.backend, &mut stream, geometry, &basis, pool.page_limit)?;
+        pool.projector = Some(projector);
+        let reading = pool.backend.caps().overlap.then_some(stream);
+        Ok(Predictor { basis, queries: None, pending: VecDeque::new(), spare: Vec::new(), reading })
     }
 }
 
@@ -129,33 +71,42 @@ impl<B: Backend> HighSpeedSwap<B> {
         self.predictor.as_ref().map(|predictor| &predictor.basis)
     }
 
-    /// Projects the keys of pages on the device, from the first slot that has not been projected to slot `end` (exclusive)
-    /// of each: (page number, first slot written, end).
-    pub(super) fn project(&mut self, layer: usize, pages: &[(u32, u32, u32)]) -> Result<()> {
-        let Some(predictor) = &mut self.predictor else { return Ok(()) };
+    /// Projects those keys of pages on the device that are not projected yet.
+    pub(super) fn project(&mut self, layer: usize, pages: &[Projected]) -> Result<()> {
         let pool = &mut self.store.pool;
-        predictor.grow(&pool.backend, pool.book.capacity())?;
+        if pool.projector.is_none() {
+            return Ok(());
+        }
+        pool.ready_projector()?;
         pool.ready_channels()?;
         let residency = pool.residency.as_mut().expect("made by the builder");
-        let mut runs = Vec::with_capacity(pages.len());
-        for &(page, start, end) in pages {
-            let slot = residency.project(page, start, end);
-            residency.used(page, self.marks.next(), self.step);
-            let record = predictor.records.number(page);
-            runs.push(ProjectRun { frame: residency.frame(page), page: record, slot, tokens: end - slot });
+        let Some(projector) = &pool.projector else { return Ok(()) };
+        let mut runs = Vec::new();
+        for Projected { page, written, len } in pages {
+            let before = residency.project(*page, *len);
+            residency.used(*page, self.marks.next(), self.step);
+            for (slot, end) in [(before, written.start), (written.end.max(before), *len)] {
+                if slot < end {
+                    let (frame, page) = (residency.frame(*page), projector.record(*page));
+                    runs.push(ProjectRun { frame, page, slot, tokens: end - slot });
+                }
+            }
+        }
+        if runs.is_empty() {
+            return Ok(());
         }
         let project = Project {
             record: self.store.record,
             arena: Arena { slabs: &pool.slabs, slab_shift: residency.frames.shift() },
             channels: channels_of(&pool.channels, layer),
-            rank: predictor.layout.rank(),
-            basis: predictor.basis_of(layer),
-            projections: predictor.arena(),
+            rank: projector.rank(),
+            basis: projector.basis_of(layer),
+            projections: projector.arena(),
             runs: &runs,
         };
         let projected = pool.backend.project(&mut pool.stream, &project);
         if projected.is_err() {
-            pages.iter().for_each(|&(page, ..)| self.residency().forget_projection(page));
+            pages.iter().for_each(|projected| self.residency().forget_projection(projected.page));
         }
         projected
     }
@@ -167,7 +118,8 @@ impl<B: Backend> HighSpeedSwap<B> {
         }
         let page_size = self.geometry().page_tokens();
         let bare = pages.iter().filter(|page| self.resident().projected(page.number) == 0);
-        let bare: Vec<(u32, u32, u32)> = bare.map(|page| (page.number, 0, page_size)).collect();
+        let bare = bare.map(|page| Projected { page: page.number, written: 0..0, len: page_size });
+        let bare: Vec<Projected> = bare.collect();
         if bare.is_empty() { Ok(()) } else { self.project(layer, &bare) }
     }
 
@@ -209,7 +161,8 @@ impl<B: Backend> HighSpeedSwap<B> {
     ) -> Result<Option<(B::Event, B::Buffer)>> {
         let (geometry, pool) = (*self.store.geometry(), &mut self.store.pool);
         let Some(predictor) = self.predictor.as_mut().filter(|_| !entries.is_empty()) else { return Ok(None) };
-        let (rank, rows) = (predictor.layout.rank(), entries.iter().map(|entry| entry.1).max().unwrap_or(0) + 1);
+        let Some(projector) = &pool.projector else { return Ok(None) };
+        let (rank, rows) = (projector.rank(), entries.iter().map(|entry| entry.1).max().unwrap_or(0) + 1);
         let bytes = Score::<B::Buffer>::query_bytes(rows.into(), geometry.q_heads(), rank);
         let queries = room(&pool.backend, &mut predictor.queries, "kvtide projected queries", bytes)?;
         let bytes = entries.len() as u64 * 4;
@@ -218,14 +171,14 @@ impl<B: Backend> HighSpeedSwap<B> {
         let out = room(&pool.backend, &mut out, "kvtide scores", bytes)?;
         let entries: Vec<ScoreEntry> = entries
             .iter()
-            .map(|&(page, row, tokens)| ScoreEntry { page: predictor.records.number(page), row, tokens, reserved: 0 })
+            .map(|&(page, row, tokens)| ScoreEntry { page: projector.record(page), row, tokens, reserved: 0 })
             .collect();
         let score = Score {
             geometry,
             rank,
-            projections: predictor.arena(),
+            projections: projector.arena(),
             q,
-            basis: predictor.basis_of(layer),
+            basis: projector.basis_of(layer),
             queries: &queries,
             entries: &entries,
             out: &out,

@@ -297,12 +297,12 @@ impl Residency {
         self.page(page).projected
     }
 
-    /// Slots `start..end` are written and `0..end` are to be projected: returns the first one that must be.
-    pub(crate) fn project(&mut self, page: u32, start: u32, end: u32) -> u32 {
+    /// The slots before `end` are being projected: returns how many of them were before.
+    pub(crate) fn project(&mut self, page: u32, end: u32) -> u32 {
         let entry = self.page_mut(page);
-        let first = entry.projected.min(start);
-        entry.projected = entry.projected.max(end);
-        first
+        let before = entry.projected;
+        entry.projected = before.max(end);
+        before
     }
 
     /// No slot's key counts as projected any more.

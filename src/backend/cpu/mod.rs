@@ -11,7 +11,7 @@ mod transfer;
 
 pub use memory::CpuBuffer;
 
-use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, copy_sides, on_device, range};
+use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, also_project, copy_sides, on_device, range};
 use super::{Backend, Caps, DeviceId, HostUse, Operation, Swap, host_range};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -156,10 +156,10 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn append(&self, _: &mut CpuStream, args: &Append<'_, CpuBuffer>) -> Result<()> {
+    fn append(&self, stream: &mut CpuStream, args: &Append<'_, CpuBuffer>) -> Result<()> {
         args.validate(&self.caps)?;
         append::append(args);
-        Ok(())
+        also_project(self, stream, args)
     }
 
     fn transfer(&self, _: &mut CpuStream, args: &Transfer<'_, CpuBuffer>) -> Result<()> {

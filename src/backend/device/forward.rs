@@ -2,12 +2,21 @@
 
 use super::{Chosen, Device, DeviceEvent, DeviceHost, DeviceMemory, DeviceStream};
 use crate::Result;
-use crate::backend::ops::{Append, Arena, Attend, Channels, Fold, Matrices, Merge, Place, Project, Score, Transfer};
+use crate::backend::ops::{
+    Append, Arena, Attend, Channels, Fold, Matrices, Merge, Onto, Place, Project, Score, Transfer,
+};
 use crate::backend::{Backend, Caps, HostUse, Swap};
 use std::time::Duration;
 
 fn append<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Append<'_, DeviceMemory>) -> Result<()> {
     let slabs = B::slabs(args.arena)?;
+    let projections = args.onto.map(|onto| B::slabs(onto.projections)).transpose()?;
+    let onto = match (args.onto, &projections) {
+        (Some(Onto { rank, basis, projections: Arena { slab_shift, .. } }), Some(slabs)) => {
+            Some(Onto { rank, basis: matrices::<B>(&basis)?, projections: Arena { slabs, slab_shift } })
+        }
+        _ => None,
+    };
     let args = Append {
         record: args.record,
         arena: Arena { slabs: &slabs, slab_shift: args.arena.slab_shift },
@@ -15,6 +24,7 @@ fn append<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Append<'_, D
         v: &B::view(args.v)?,
         channels: channels::<B>(args.channels)?,
         runs: args.runs,
+        onto,
         non_finite: B::take_buffer(args.non_finite)?,
         write: args.write,
     };

@@ -33,7 +33,7 @@ pub use memory::{BUFFER_USAGES, WgpuBuffer};
 pub use stream::WgpuStream;
 pub use tier::WgpuHost;
 
-use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer};
+use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, also_project};
 use super::{Backend, Caps, DeviceId, HostUse, Swap};
 use crate::{Error, Result};
 use ::wgpu::{Device, Limits, Queue};
@@ -213,7 +213,8 @@ impl Backend for WgpuBackend {
 
     fn append(&self, stream: &mut WgpuStream, args: &Append<'_, WgpuBuffer>) -> Result<()> {
         self.ready(stream)?;
-        append::append(stream, args)
+        append::append(stream, args)?;
+        also_project(self, stream, args)
     }
 
     fn transfer(&self, stream: &mut WgpuStream, args: &Transfer<'_, WgpuBuffer>) -> Result<()> {

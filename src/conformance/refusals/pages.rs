@@ -21,7 +21,7 @@ pub(super) fn append<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let tokens = Tokens::new(&mut bench, k, v, [Layout::Dense; 2])?;
     let table = pages.table(20);
     let good = pages.runs(&tokens, &[Piece { table: &table, at: 0, from: 0, tokens: 20 }]);
-    let run = AppendRun { k_offset: 0, v_offset: 0, frame: table[0], slot: 0, tokens: 1, reserved: [0; 3] };
+    let run = AppendRun { k_offset: 0, v_offset: 0, frame: table[0], slot: 0, tokens: 1, page: 0, reserved: [0; 2] };
     // B01: frame numbers that a narrow product would wrap into the arena.
     let high = [3, 1 << pages.shift | 3, 2 << pages.shift, 1 << 16, 1 << 28, u32::MAX];
     let bad = high.map(|frame| (AppendRun { frame, ..run }, outside as fn(&Error) -> bool));
@@ -82,7 +82,7 @@ pub(super) fn dims<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let (k, v) = random_kv(&good, Dtype::F16, 8, 82);
     let tokens = Tokens::new(&mut bench, k, v, [Layout::Dense; 2])?;
     let states = bench.filled("states", 4 * state_words(256) as usize, 0)?;
-    let run = AppendRun { k_offset: 0, v_offset: 0, frame: 0, slot: 0, tokens: 1, reserved: [0; 3] };
+    let run = AppendRun { k_offset: 0, v_offset: 0, frame: 0, slot: 0, tokens: 1, page: 0, reserved: [0; 2] };
     let row = Row { start: 0, end: 1, state: 0, split: 0 };
     let tile = Tile { table: 0, row: 0, rows: 1, split: 0, splits: 1, item: 0, reserved: [0; 2] };
     let tables = bench.words("tables", &[0])?;
