@@ -12,7 +12,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const KERNELS: [&str; 6] = ["append", "transfer", "attend", "merge", "project", "score"];
+const KERNELS: [&str; 7] = ["append", "transfer", "attend", "merge", "project", "score", "sum"];
 const HEADERS: [&str; 4] = ["params", "record", "projections", "numeric"];
 const ARCHS: &str = "80,86,89,90,100,120";
 

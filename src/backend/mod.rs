@@ -182,6 +182,10 @@ pub trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
     /// Sets every 32-bit word of a byte range to `word`.
     fn fill(&self, stream: &mut Self::Stream, dst: &Self::Buffer, offset: u64, bytes: u64, word: u32) -> Result<()>;
 
+    /// Adds the sum, modulo 2³², of the first `bytes` bytes of `src` (a multiple of 16) as 32-bit words to the first word of
+    /// `total`, another buffer. A kernel that reads and does nothing else: what others cost is compared with it.
+    fn sum(&self, stream: &mut Self::Stream, src: &Self::Buffer, bytes: u64, total: &Self::Buffer) -> Result<()>;
+
     /// Marks the work enqueued so far.
     fn record(&self, stream: &mut Self::Stream) -> Result<Self::Event>;
 

@@ -8,7 +8,7 @@ pub(crate) use super::ops_predict::also_project;
 pub use super::ops_predict::{Matrices, Onto, Project, Score};
 use super::params::{AppendRun, FoldRow, MergeRow, Move, Row, Tile};
 pub use super::view::View;
-pub(crate) use super::view::{check_outputs, copy_sides, on_device, range};
+pub(crate) use super::view::{check_outputs, check_sum, copy_sides, on_device, range};
 use super::{Caps, DeviceBuffer};
 use crate::attention::{SPLIT, state_words};
 use crate::record::Record;

@@ -112,6 +112,20 @@ pub(crate) fn on_device<Buf: DeviceBuffer>(buffer: &Buf, what: &'static str, cap
     if buffer.device() == caps.device { Ok(()) } else { Err(Error::WrongDevice { what }) }
 }
 
+/// Checks the two sides of a sum.
+pub(crate) fn check_sum<Buf: DeviceBuffer>(src: &Buf, bytes: u64, total: &Buf, caps: &Caps) -> Result<()> {
+    if !bytes.is_multiple_of(16) {
+        return Err(Error::Misaligned { what: "the bytes of a sum", value: bytes, multiple: 16 });
+    }
+    range(src, 0, bytes, "the words of a sum", caps)?;
+    range(total, 0, 4, "a sum", caps)?;
+    if src.same_memory(total) {
+        let format = "inputs and outputs in one buffer".into();
+        return Err(Error::Unsupported { backend: caps.backend, operation: "sum", format });
+    }
+    Ok(())
+}
+
 /// Checks both sides of a copy: their ranges, and that they are different buffers.
 pub(crate) fn copy_sides<Buf: DeviceBuffer>(src: (&Buf, u64), dst: (&Buf, u64), bytes: u64, caps: &Caps) -> Result<()> {
     range(src.0, src.1, bytes, "the source of a copy", caps)?;

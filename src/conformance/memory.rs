@@ -10,6 +10,7 @@ use crate::backend::{Backend, DeviceBuffer};
 pub(super) fn cases<B: Backend>(list: &mut Cases<B>) {
     list.memory(4_000, "uploads of any number of words leave their neighbours alone", neighbours);
     list.memory(4_000, "copies and fills of word ranges", copies_and_fills);
+    list.memory(2_000_000, "sums of words", sums);
     list.memory(100, "nothing happens for zero bytes", empty);
     list.memory(100, "misaligned and out-of-bounds ranges are refused", refusals);
     list.memory(100, "buffers that no device can hold are refused", too_large);
@@ -33,6 +34,28 @@ fn neighbours<B: Backend>(backend: &B) -> Verdict {
         backend.download(&mut bench.stream, &buffer, at as u64 * 4, bytemuck::cast_slice_mut(&mut back))?;
         check.bits("a partial download", &back, &new);
     }
+    check.done()
+}
+
+/// Sums of every length around a block's, and of more than one dimension of a grid of single blocks would hold.
+fn sums<B: Backend>(backend: &B) -> Verdict {
+    let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
+    let mut rng = Rng::new(91);
+    let words: Vec<u32> = (0..1 << 19).map(|_| rng.word()).collect();
+    let (source, total) = (bench.words("words", &words)?, bench.words("a total", &[7, 9])?);
+    let mut want = 7u32;
+    for count in [0, 4, 8, 4092, 4096, 4100, 65_532, 1 << 19] {
+        backend.sum(&mut bench.stream, &source, count as u64 * 4, &total)?;
+        want = words[..count].iter().fold(want, |sum, word| sum.wrapping_add(*word));
+        check.bits("a sum", &bench.read(&total, 2)?, &[want, 9]);
+    }
+    let stream = &mut bench.stream;
+    let misaligned = |e: &Error| matches!(e, Error::Misaligned { .. });
+    check.refused("half a unit", backend.sum(stream, &source, 8, &total), misaligned);
+    let outside = |e: &Error| matches!(e, Error::OutOfBounds { .. });
+    check.refused("past the end", backend.sum(stream, &source, (4 << 19) + 16, &total), outside);
+    let unsupported = |e: &Error| matches!(e, Error::Unsupported { .. });
+    check.refused("in place", backend.sum(stream, &source, 16, &source), unsupported);
     check.done()
 }
 

@@ -11,7 +11,9 @@ mod transfer;
 
 pub use memory::CpuBuffer;
 
-use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, also_project, copy_sides, on_device, range};
+use super::ops::{
+    Append, Attend, Fold, Merge, Project, Score, Transfer, also_project, check_sum, copy_sides, on_device, range,
+};
 use super::{Backend, Caps, DeviceId, HostUse, Operation, Swap, host_range};
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -97,6 +99,12 @@ impl Backend for CpuBackend {
     fn fill(&self, _: &mut CpuStream, dst: &CpuBuffer, offset: u64, bytes: u64, word: u32) -> Result<()> {
         range(dst, offset, bytes, "a fill", &self.caps)?;
         (offset / 4..(offset + bytes) / 4).for_each(|at| dst.set(at, word));
+        Ok(())
+    }
+
+    fn sum(&self, _: &mut CpuStream, src: &CpuBuffer, bytes: u64, total: &CpuBuffer) -> Result<()> {
+        check_sum(src, bytes, total, &self.caps)?;
+        total.add(0, (0..bytes / 4).fold(0, |sum, at| sum.wrapping_add(src.get(at))));
         Ok(())
     }
 

@@ -40,6 +40,7 @@ pub(super) fn compiled() -> Result<()> {
 pub(super) struct Kernels {
     pub(super) append: CudaFunction,
     pub(super) transfer: CudaFunction,
+    pub(super) sum: CudaFunction,
     pub(super) merge: CudaFunction,
     pub(super) fold: CudaFunction,
     pub(super) project: CudaFunction,
@@ -72,6 +73,7 @@ impl Kernels {
         Ok(Kernels {
             append: function(&module(fatbin!("append"))?, "append")?,
             transfer: function(&module(fatbin!("transfer"))?, "transfer")?,
+            sum: function(&module(fatbin!("sum"))?, "sum")?,
             merge: function(&merge, "merge")?,
             fold: function(&merge, "fold")?,
             project: function(&module(fatbin!("project"))?, "project")?,

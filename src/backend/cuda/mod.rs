@@ -24,7 +24,7 @@ pub use memory::CudaMemory;
 pub use stream::{CudaEvent, CudaStream};
 pub use swap::CudaHost;
 
-use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, also_project, copy_sides, range};
+use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, also_project, check_sum, copy_sides, range};
 use super::{Backend, Caps, DeviceId, HostUse, Swap, host_range};
 use crate::{Error, PageFormat, Result};
 use cudarc::driver::{CudaContext, result, sys};
@@ -211,6 +211,12 @@ impl Backend for CudaBackend {
         unsafe { sys::cuMemsetD32Async(dst.at(offset), word, bytes as usize / 4, stream.raw()) }
             .result()
             .map_err(failed("cuMemsetD32Async"))
+    }
+
+    fn sum(&self, stream: &mut CudaStream, src: &CudaMemory, bytes: u64, total: &CudaMemory) -> Result<()> {
+        check_sum(src, bytes, total, self.caps())?;
+        self.enter(stream)?;
+        transfer::sum(&self.inner.kernels, stream, src, bytes, total)
     }
 
     fn record(&self, stream: &mut CudaStream) -> Result<CudaEvent> {

@@ -81,3 +81,20 @@ impl Side {
         Ok(Side { slabs: ArenaArg::of_records(address), stride: u32::try_from(value).map_err(beyond)? })
     }
 }
+
+/// `THREADS` and `LOADS` of `kernels/sum.cu`, in bytes.
+const SUM_BYTES: u64 = 256 * 4 * 16;
+
+/// Launches a validated sum.
+pub(super) fn sum(
+    kernels: &Kernels,
+    stream: &mut CudaStream,
+    src: &CudaMemory,
+    bytes: u64,
+    total: &CudaMemory,
+) -> Result<()> {
+    let (from, units, total) = (src.aligned("the words of a sum")?, bytes / 16, total.address());
+    let list = &mut [arg(&from), arg(&units), arg(&total)];
+    // SAFETY: the parameters of `sum` in kernels/sum.cu; both ranges were validated.
+    unsafe { launch(&kernels.sum, stream, bytes.div_ceil(SUM_BYTES), 256, list) }
+}

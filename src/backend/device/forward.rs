@@ -168,6 +168,16 @@ fn fill<B: Chosen>(
     backend.fill(B::take_stream(stream)?, B::take_buffer(dst)?, offset, bytes, word)
 }
 
+fn sum<B: Chosen>(
+    backend: &B,
+    stream: &mut DeviceStream,
+    src: &DeviceMemory,
+    bytes: u64,
+    total: &DeviceMemory,
+) -> Result<()> {
+    backend.sum(B::take_stream(stream)?, B::take_buffer(src)?, bytes, B::take_buffer(total)?)
+}
+
 fn alloc<B: Chosen>(backend: &B, label: &str, bytes: u64) -> Result<DeviceMemory> {
     backend.alloc(label, bytes).map(B::wrap_buffer)
 }
@@ -234,6 +244,10 @@ impl Backend for Device {
 
     fn fill(&self, stream: &mut DeviceStream, dst: &DeviceMemory, offset: u64, bytes: u64, word: u32) -> Result<()> {
         on!(self, b => fill(b, stream, dst, offset, bytes, word))
+    }
+
+    fn sum(&self, stream: &mut DeviceStream, src: &DeviceMemory, bytes: u64, total: &DeviceMemory) -> Result<()> {
+        on!(self, b => sum(b, stream, src, bytes, total))
     }
 
     fn record(&self, stream: &mut DeviceStream) -> Result<DeviceEvent> {

@@ -1,13 +1,13 @@
 //! How do bytes get from the host to the device, within it, and back?
 
 use super::WgpuBuffer;
-use super::dispatch::{Dispatch, FOLD};
+use super::dispatch::{Dispatch, FOLD, fold};
 use super::health::{device_error, scoped};
 use super::kernels::Kernel;
 use super::memory::create_buffer;
 use super::stream::{RING_BYTES, WgpuStream};
 use crate::Result;
-use crate::backend::ops::{copy_sides, range};
+use crate::backend::ops::{check_sum, copy_sides, range};
 use ::wgpu::{BufferUsages, MapMode};
 use bytemuck::{Pod, Zeroable};
 use std::sync::{Arc, OnceLock};
@@ -26,6 +26,17 @@ struct FillParams {
     word: u32,
     reserved: u32,
 }
+
+/// Parameters of `shaders/sum.wgsl`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+struct SumParams {
+    units: u32,
+    reserved: [u32; 3],
+}
+
+/// Bytes that a workgroup of `shaders/sum.wgsl` reads.
+const SUM_BYTES: u64 = 256 * 4 * 16;
 
 pub(super) fn upload(stream: &mut WgpuStream, dst: &WgpuBuffer, offset: u64, data: &[u8]) -> Result<()> {
     range(dst, offset, data.len() as u64, "an upload", &stream.shared.caps)?;
@@ -118,4 +129,17 @@ pub(super) fn fill(stream: &mut WgpuStream, dst: &WgpuBuffer, offset: u64, bytes
         grid: [u64::from(words).div_ceil(128).min(FOLD), 1, 1],
     };
     stream.dispatch(&dispatch, [], |[]| FillParams { first: (front / 4) as u32, words, word, reserved: 0 })
+}
+
+pub(super) fn sum(stream: &mut WgpuStream, src: &WgpuBuffer, bytes: u64, total: &WgpuBuffer) -> Result<()> {
+    check_sum(src, bytes, total, &stream.shared.caps)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    let shared = stream.shared.clone();
+    let (source, _) = src.window(0, bytes, &shared)?;
+    let (target, _) = total.window(0, 4, &shared)?;
+    let [x, y] = fold(bytes.div_ceil(SUM_BYTES));
+    let dispatch = Dispatch { kernel: Kernel::Sum, buffers: &[source, target], slabs: &[], grid: [x, y, 1] };
+    stream.dispatch(&dispatch, [], |[]| SumParams { units: (bytes / 16) as u32, reserved: [0; 3] })
 }

@@ -34,6 +34,7 @@ pub(super) enum Kernel {
     Queries,
     Score,
     Fill,
+    Sum,
 }
 
 /// What a kernel is made of.
@@ -59,7 +60,7 @@ macro_rules! spec {
 }
 
 impl Kernel {
-    const ALL: [Kernel; 13] = [
+    const ALL: [Kernel; 14] = [
         Kernel::Append,
         Kernel::Copy,
         Kernel::Gather,
@@ -73,6 +74,7 @@ impl Kernel {
         Kernel::Queries,
         Kernel::Score,
         Kernel::Fill,
+        Kernel::Sum,
     ];
 
     pub(super) const fn spec(self) -> Spec {
@@ -117,6 +119,7 @@ impl Kernel {
                 spec!("score", "score", [Read, Write], Some(Read), ["params", "projections", "score"])
             }
             Kernel::Fill => spec!("fill", "fill", [Write], None, ["params", "fill"]),
+            Kernel::Sum => spec!("sum", "sum", [Read, Write], None, ["params", "sum"]),
         }
     }
 

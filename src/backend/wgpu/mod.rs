@@ -146,6 +146,11 @@ impl Backend for WgpuBackend {
         host::fill(stream, dst, offset, bytes, word)
     }
 
+    fn sum(&self, stream: &mut WgpuStream, src: &WgpuBuffer, bytes: u64, total: &WgpuBuffer) -> Result<()> {
+        self.ready(stream)?;
+        host::sum(stream, src, bytes, total)
+    }
+
     fn record(&self, stream: &mut WgpuStream) -> Result<WgpuEvent> {
         self.flush(stream)?;
         Ok(WgpuEvent { device: self.shared.caps.device, submission: stream.last.clone() })

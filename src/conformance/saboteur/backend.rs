@@ -162,6 +162,10 @@ impl<B: Backend> Backend for Saboteur<B> {
         self.honest.fill(stream, dst, offset, if more { bytes + 4 } else { bytes }, word)
     }
 
+    fn sum(&self, stream: &mut B::Stream, src: &B::Buffer, bytes: u64, total: &B::Buffer) -> Result<()> {
+        self.honest.sum(stream, src, bytes, total)
+    }
+
     fn record(&self, stream: &mut B::Stream) -> Result<B::Event> {
         self.honest.record(stream)
     }
