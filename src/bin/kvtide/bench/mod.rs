@@ -1,8 +1,14 @@
 //! `kvtide bench`: how fast is this machine, beside what its link and its disk can do?
 
+mod append;
+mod attend;
 mod limits;
 mod link;
+mod merge;
+mod scene;
 mod stream;
+mod timer;
+mod transfer;
 mod write;
 
 use clap::{Args as ClapArgs, Subcommand};
@@ -24,6 +30,14 @@ enum What {
     Stream(stream::Args),
     /// Moves between frames and host memory.
     Link(link::Args),
+    /// Attention over pages.
+    Attend(attend::Args),
+    /// New tokens into pages.
+    Append(append::Args),
+    /// States into outputs.
+    Merge(merge::Args),
+    /// Copies and gathers of pages.
+    Transfer(transfer::Args),
     /// Append alone, and append with every full page written out.
     Write(write::Args),
 }
@@ -33,7 +47,39 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         What::Stream(args) => stream::run(args),
         What::Link(args) => link::run(args),
         What::Write(args) => write::run(args),
+        What::Attend(args) => attend::run(args),
+        What::Append(args) => append::run(args),
+        What::Merge(args) => merge::run(args),
+        What::Transfer(args) => transfer::run(args),
     }
+}
+
+/// Which kernels are timed, and how.
+#[derive(Debug, Clone, ClapArgs)]
+struct Kernel {
+    /// auto, cpu, wgpu or cuda.
+    #[arg(long, default_value = "auto")]
+    backend: String,
+    /// Page formats.
+    #[arg(long, value_delimiter = ',', default_value = "bf16")]
+    format: Vec<String>,
+    /// Calls that the median is taken of.
+    #[arg(long, default_value_t = 60)]
+    repeats: u32,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Kernel {
+    fn formats(&self) -> anyhow::Result<Vec<PageFormat>> {
+        self.format.iter().map(|name| format_of(name)).collect()
+    }
+}
+
+fn format_of(name: &str) -> anyhow::Result<PageFormat> {
+    let format = PageFormat::ALL.into_iter().find(|format| format.name() == name);
+    format.ok_or_else(|| anyhow::anyhow!("there is no format `{name}`"))
 }
 
 /// The model whose cache is benched, and where.
@@ -52,7 +98,7 @@ struct Shape {
     head_dim: u32,
     #[arg(long, default_value_t = 16)]
     page_size: u32,
-    /// f32, f16 or bf16.
+    /// f32, f16, bf16 or int8.
     #[arg(long, default_value = "bf16")]
     format: String,
     /// Print one JSON object.
@@ -62,10 +108,8 @@ struct Shape {
 
 impl Shape {
     fn geometry(&self) -> anyhow::Result<Geometry> {
-        let format = PageFormat::ALL.into_iter().find(|format| format.name() == self.format);
-        let format = format.ok_or_else(|| anyhow::anyhow!("there is no format `{}`", self.format))?;
         let geometry = Geometry::new(self.layers, self.q_heads, self.kv_heads, self.head_dim);
-        Ok(geometry.page_size(self.page_size).format(format).validate()?)
+        Ok(geometry.page_size(self.page_size).format(format_of(&self.format)?).validate()?)
     }
 
     fn text(&self, tokens: u64) -> String {
@@ -82,6 +126,9 @@ struct Row {
     format: String,
     backend: String,
     adapter: String,
+    /// What emptied the cache before each call: a write (`W`) or a read (`R`).
+    #[serde(skip_serializing_if = "str::is_empty")]
+    flush: &'static str,
     /// Median.
     us: f64,
     /// Bytes that had to move.
@@ -98,11 +145,17 @@ struct Row {
 
 impl Row {
     fn new(op: &str, shape: &Shape, tokens: u64, device: &Device, (us, bytes): (f64, u64)) -> Self {
+        Row::kernel(op, shape.text(tokens), &shape.format, device, (us, bytes))
+    }
+
+    /// A row about one kernel.
+    fn kernel(op: &str, shape: String, format: &str, device: &Device, (us, bytes): (f64, u64)) -> Self {
         let caps = device.caps();
         Row {
             op: op.into(),
-            shape: shape.text(tokens),
-            format: shape.format.clone(),
+            shape,
+            format: format.into(),
+            flush: "",
             backend: caps.backend.into(),
             adapter: caps.adapter.clone(),
             us,
@@ -113,6 +166,19 @@ impl Row {
             share: 0.0,
             detail: serde_json::Value::Null,
         }
+    }
+
+    fn flushed(mut self, flush: &'static str) -> Self {
+        self.flush = flush;
+        self
+    }
+
+    /// Compares with the time of a limit.
+    fn beside_us(mut self, limit: &str, us: f64) -> Self {
+        self.limit = limit.into();
+        self.limit_us = us;
+        self.share = us / self.us;
+        self
     }
 
     /// Compares with a limit in bytes a second.
@@ -134,9 +200,11 @@ fn print(json: bool, rows: &[Row]) -> anyhow::Result<()> {
         return Ok(());
     }
     for row in rows {
-        let Row { op, shape, backend, us, gbs, limit, share, detail, .. } = row;
-        writeln!(out, "{op} on {backend}: {shape}")?;
-        writeln!(out, "    {:.1} ms, {gbs:.2} GB/s, {:.1} % of {limit}", us / 1e3, share * 100.0)?;
+        let Row { op, shape, format, backend, flush, us, gbs, limit, share, detail, .. } = row;
+        let flush = if flush.is_empty() { String::new() } else { format!(" after {flush}") };
+        let time = if *us < 1e4 { format!("{us:.1} µs") } else { format!("{:.1} ms", us / 1e3) };
+        writeln!(out, "{op} of {format} on {backend}{flush}: {shape}")?;
+        writeln!(out, "    {time}, {gbs:.2} GB/s, {:.1} % of {limit}", share * 100.0)?;
         if !detail.is_null() {
             writeln!(out, "    {detail}")?;
         }
@@ -149,6 +217,17 @@ fn median(mut times: Vec<f64>) -> f64 {
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// Xorshift: numbers without a pattern.
+fn noise(seed: u64) -> impl FnMut() -> u64 {
+    let mut state = seed | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    }
+}
+
 /// Finite random elements in device memory: `rows × heads × dim`.
 fn tensor(
     device: &Device,
@@ -158,15 +237,10 @@ fn tensor(
     seed: u64,
 ) -> anyhow::Result<View<kvtide::backend::DeviceMemory>> {
     let words = rows * u64::from(heads) * u64::from(dim) / 2;
-    let mut state = seed | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        // Sign and mantissa are random, the exponents those of 0.5 to 2.
-        (state >> 16) as u32 & 0x807f_807f | 0x3f80_3f00
-    };
-    let data: Vec<u32> = std::iter::repeat_with(&mut next).take(words as usize).collect();
+    let mut next = noise(seed);
+    // Sign and mantissa are random, the exponents those of 0.5 to 2.
+    let word = || (next() >> 16) as u32 & 0x807f_807f | 0x3f80_3f00;
+    let data: Vec<u32> = std::iter::repeat_with(word).take(words as usize).collect();
     let buffer = device.alloc("bench", words * 4)?;
     let mut stream = device.stream()?;
     device.upload(&mut stream, &buffer, 0, bytemuck::cast_slice(&data))?;
