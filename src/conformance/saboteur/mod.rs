@@ -8,7 +8,7 @@ use crate::backend::cpu::CpuBackend;
 use crate::backend::{Backend, Operation};
 use crate::{Dtype, PageFormat};
 use backend::Fault::*;
-use backend::{Fault, Saboteur};
+pub(crate) use backend::{Fault, Saboteur};
 
 /// Runs the selected cases, light ones first, until one fails.
 fn report(fault: Fault, select: impl Fn(&Case<Saboteur<CpuBackend>>) -> bool) -> Report {

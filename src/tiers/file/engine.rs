@@ -1,12 +1,12 @@
 //! Which engine moves the bytes: the best of what the options allow and the system does, found by trying it.
 
-use super::aligned::AlignedBuffer;
 use super::disk::{Disk, Hook, Meter, open_direct};
 use super::format::HEADER;
 use super::options::{Engine, FileOptions, Mode, first_that_works};
 use super::queue::Queue;
 use super::threads;
 use super::transfer::Transfer;
+use crate::aligned::AlignedBuffer;
 use crate::{Error, Result};
 use std::fs::File;
 use std::path::Path;

@@ -1,7 +1,6 @@
 //! The life of one run, the same for every engine: checksums, I/O by I/O, one page at a time after a failure, the answer.
 
 use super::Shared;
-use super::aligned::AlignedBuffer;
 use super::directory::checksum;
 use super::disk::Op;
 use super::progress::{Answer, Progress};
@@ -41,7 +40,7 @@ impl Transfer {
             let slot = self.slot(page);
             self.file.directory.clear(slot);
             let (start, end) = (self.at(page), self.at(page + 1));
-            let (record, padding) = self.run.buffer[start..end].split_at_mut(self.file.layout.record);
+            let (record, padding) = self.run.buffer.bytes()[start..end].split_at_mut(self.file.layout.record);
             padding.fill(0);
             self.checksums.push(checksum(slot, self.run.generations[page], record));
         }
@@ -58,8 +57,8 @@ impl Transfer {
     }
 
     /// The memory that [`Op::range`] counts in.
-    pub(super) fn buffer(&mut self) -> &mut AlignedBuffer {
-        &mut self.run.buffer
+    pub(super) fn buffer(&mut self) -> &mut [u8] {
+        self.run.buffer.bytes()
     }
 
     /// Takes the answer to the I/O of [`next`](Self::next).
@@ -93,7 +92,7 @@ impl Transfer {
     /// Gives the run up while the system may still use its memory, which is never freed.
     #[cfg(target_os = "linux")]
     pub(super) fn abandon(mut self) {
-        std::mem::forget(std::mem::replace(&mut self.run.buffer, AlignedBuffer::new(0)));
+        std::mem::forget(std::mem::take(&mut self.run.buffer));
     }
 
     /// From here on one page at a time.
@@ -103,14 +102,14 @@ impl Transfer {
     }
 
     /// All bytes of a page were moved.
-    fn complete(&self, page: usize) -> Result<(), PageFault> {
+    fn complete(&mut self, page: usize) -> Result<(), PageFault> {
         let (slot, generation) = (self.slot(page), self.run.generations[page]);
         if self.write {
             self.file.directory.set(slot, generation, self.checksums[page]);
             return Ok(());
         }
-        let start = self.at(page);
-        self.file.directory.verify(slot, generation, &self.run.buffer[start..start + self.file.layout.record])
+        let (start, len) = (self.at(page), self.file.layout.record);
+        self.file.directory.verify(slot, generation, &self.run.buffer.bytes()[start..start + len])
     }
 
     fn short(&self, page: usize, got: usize) -> PageFault {
@@ -149,7 +148,7 @@ impl Drop for Transfer {
         if self.write { &counters.pages_written } else { &counters.pages_read }.fetch_add(good, Relaxed);
         counters.faults.fetch_add(self.results.len() as u64 - good, Relaxed);
         if let Some(ticket) = self.ticket.take() {
-            let buffer = std::mem::replace(&mut self.run.buffer, AlignedBuffer::new(0));
+            let buffer = std::mem::take(&mut self.run.buffer);
             ticket.deliver(RunDone { first: self.run.first, buffer, results: std::mem::take(&mut self.results) });
         }
     }

@@ -3,10 +3,10 @@
 //! The thread owns every buffer from before its I/O goes out until after its completion has come back. Callers wake it
 //! through a pipe that it polls on the same ring.
 
-use super::aligned::AlignedBuffer;
 use super::disk::{Disk, Op, Verdict};
 use super::queue::{Bell, Next, Queue, Served};
 use super::transfer::Transfer;
+use crate::aligned::AlignedBuffer;
 use io_uring::{IoUring, opcode, squeue, types::Fd};
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -106,8 +106,8 @@ impl Ring {
                 true => opcode::Write::new(file, memory, size).offset(op.offset).build(),
                 false => opcode::Read::new(file, memory, size).offset(op.offset).build(),
             };
-            // SAFETY: `memory` is heap memory of `transfer`, which does not move with it. `transfer` goes into
-            // `flights` right below and stays there, untouched, until this I/O's completion has come back; `Drop`
+            // SAFETY: `memory` is the run's alone and does not move with `transfer`: its owner is boxed. `transfer` goes
+            // into `flights` right below and stays there, untouched, until this I/O's completion has come back; `Drop`
             // waits for that too, or leaks the memory. `disk`, and so the file, outlives the ring.
             if unsafe { self.ring.submission().push(&entry.user_data(number as u64)) }.is_err() {
                 transfer.answer(Err(io::Error::other("the submission queue is full")));
