@@ -30,8 +30,8 @@ pub(crate) enum Fault {
     SizesWrapAround,
     MisalignedOffsetsRoundedDown,
     UploadsLostNowAndThen,
-    /// Host memory can be allocated so often.
-    HostMemory(u32),
+    /// Allocations of host memory fail from this one on until that one.
+    LacksHostMemory(u32, u32),
     // Swaps.
     LosesTheLastSwap,
     SwapsTwoRecords,
@@ -236,7 +236,7 @@ impl<B: Backend> Backend for Saboteur<B> {
 
     fn alloc_host(&self, label: &str, bytes: u64, usage: HostUse) -> Result<B::Host> {
         match self.fault {
-            HostMemory(most) if self.calls.fetch_add(1, Relaxed) >= most => {
+            LacksHostMemory(from, to) if (from..to).contains(&self.calls.fetch_add(1, Relaxed)) => {
                 Err(Error::OutOfMemory { backend: "saboteur", bytes, purpose: format!("host memory: {label}") })
             }
             _ => self.honest.alloc_host(label, bytes, usage),

@@ -12,6 +12,8 @@ mod buffers;
 mod cache;
 mod cells;
 mod reading;
+#[cfg(all(test, feature = "conformance"))]
+mod tests;
 mod writing;
 
 use super::extents::{Extents, extent};

@@ -17,7 +17,7 @@ pub(super) struct Read {
     hits: Vec<(usize, u32)>,
     /// Indices of the others in the order of their slots, and what the file is reading.
     misses: Vec<usize>,
-    batch: Option<Batch>,
+    pub(super) batch: Option<Batch>,
 }
 
 impl<B: Backend> Attached<B> {
