@@ -114,9 +114,9 @@ impl<B: Backend> FileTier<B> {
         self
     }
 
-    /// Bytes of host memory that pages pass through on their way, taken as they are needed: 512 MiB unless told otherwise. As
-    /// much again may be taken where pages are copied, and at least one page. Reads under way beyond it take memory that is
-    /// freed after them.
+    /// Bytes of host memory that pages pass through on their way, taken as it is needed: 512 MiB unless told otherwise. Reads
+    /// and writes use it in place where the device reaches it by itself; what is under way beyond it, or where there is no
+    /// such memory, is on the heap, and pages are copied through as many bytes of cells at most (and at least one page's).
     #[must_use]
     pub fn staging(mut self, bytes: u64) -> Self {
         self.staging_bytes = bytes;
@@ -164,6 +164,18 @@ impl<B: Backend> Attached<B> {
 
     fn store(&self) -> Result<&StoreFile> {
         self.file.as_ref().ok_or_else(|| Error::Unavailable { backend: "file", reason: "closed".into() })
+    }
+
+    /// Takes staging cells back that the device has read.
+    fn free_staging(&mut self, backend: &B) -> Result<()> {
+        while let Some((event, _)) = self.leaving.front() {
+            if !backend.is_done(event)? {
+                break;
+            }
+            let cells = self.leaving.pop_front().map_or_else(Vec::new, |(_, cells)| cells);
+            cells.into_iter().for_each(|cell| self.staging.give(cell));
+        }
+        Ok(())
     }
 
     /// A staging cell; waits for the oldest that the device still reads, `None` when there is none to wait for.

@@ -63,6 +63,7 @@ impl<B: Backend> Attached<B> {
     pub(super) fn land(&mut self, mut lane: Lane<'_, B>, ticket: Ticket) -> Result<Landing<B>> {
         let begin = Instant::now();
         self.free_users(lane.backend, false)?;
+        self.free_staging(lane.backend)?;
         let began = lane.backend.record(lane.stream)?;
         let Some(read) = self.reads.remove(&ticket) else {
             return Ok(Landing { outcome: Vec::new(), moved: None, waited: Duration::ZERO });
