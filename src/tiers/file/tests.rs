@@ -329,6 +329,6 @@ fn what_the_system_itself_refuses_is_an_error_of_its_page() {
     each("io_uring", &|disk| {
         let bell = Arc::new(queue::Bell::new()?);
         let queue = Arc::new(queue::Queue::with_bell(bell.clone()));
-        uring::start(uring::Ring::new(4)?, disk, &queue, bell).map(|_| queue)
+        uring::start(uring::Ring::new(4, Arc::default())?, disk, &queue, bell).map(|_| queue)
     });
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A run on its way. Dropping it delivers what has come of it: pages that did not get their turn are
+/// A run on its way. Dropping it delivers what has come of it: pages that did not get their turn, or are not checked, are
 /// [`PageFault::Closed`].
 pub(super) struct Transfer {
     file: Arc<Shared>,
@@ -19,6 +19,8 @@ pub(super) struct Transfer {
     run: Run,
     checksums: Vec<u64>,
     results: Vec<Result<(), PageFault>>,
+    /// Pages all of whose bytes were moved.
+    moved: Vec<usize>,
     /// The pages under way: all of them, or the one whose turn it is.
     pages: Range<usize>,
     progress: Progress,
@@ -31,7 +33,8 @@ impl Transfer {
         let pages = 0..run.generations.len();
         let results = pages.clone().map(|page| Err(PageFault::Closed { slot: run.first + page as u32 })).collect();
         let progress = Progress::new(pages.len() * file.layout.stride);
-        Transfer { file, write, run, checksums: Vec::new(), results, pages, progress, ticket: Some(ticket) }
+        let (checksums, moved) = (Vec::new(), Vec::new());
+        Transfer { file, write, run, checksums, results, moved, pages, progress, ticket: Some(ticket) }
     }
 
     /// Before the first I/O: a write takes checksums, clears the padding, and its slots lose what they held.
@@ -46,7 +49,7 @@ impl Transfer {
         }
     }
 
-    /// The next I/O; none when the run has ended.
+    /// The next I/O; none when the run has ended and is to be [finished](Self::finish).
     pub(super) fn next(&self) -> Option<Op> {
         if self.pages.is_empty() {
             return None;
@@ -68,14 +71,12 @@ impl Transfer {
         match self.progress.answer(answer) {
             Answer::More => {}
             Answer::Done => {
-                for page in self.pages.clone() {
-                    self.results[page] = self.complete(page);
-                }
+                self.moved.extend(self.pages.clone());
                 self.turn(self.pages.end);
             }
             Answer::End(_) | Answer::Failed(_) if self.pages.len() > 1 => self.turn(page),
             Answer::End(got) if !self.write && got >= self.file.layout.record => {
-                self.results[page] = self.complete(page);
+                self.moved.push(page);
                 self.turn(page + 1);
             }
             Answer::End(got) => {
@@ -87,6 +88,18 @@ impl Transfer {
                 self.turn(page + 1);
             }
         }
+    }
+
+    /// Checks what was read, or notes what was written, and delivers the run.
+    pub(super) fn finish(mut self) {
+        for page in std::mem::take(&mut self.moved) {
+            self.results[page] = self.complete(page);
+        }
+    }
+
+    /// Whether [`finish`](Self::finish) goes over every byte.
+    pub(super) fn is_read(&self) -> bool {
+        !self.write
     }
 
     /// Gives the run up while the system may still use its memory, which is never freed.
