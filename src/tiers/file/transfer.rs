@@ -98,6 +98,7 @@ impl Transfer {
     }
 
     /// Whether [`finish`](Self::finish) goes over every byte.
+    #[cfg(target_os = "linux")]
     pub(super) fn is_read(&self) -> bool {
         !self.write
     }
