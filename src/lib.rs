@@ -11,6 +11,7 @@
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod aligned;
 pub mod attention;
 pub mod backend;
 #[cfg(feature = "conformance")]

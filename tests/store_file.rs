@@ -44,18 +44,19 @@ fn run(file: &StoreFile, first: u32, generations: &[u64]) -> Run {
         let slot = first + index as u32;
         bytes.iter_mut().enumerate().for_each(|(at, to)| *to = byte(slot, generations[index], at));
     }
-    Run { first, generations: generations.to_vec(), buffer }
+    Run { first, generations: generations.to_vec(), buffer: buffer.into() }
 }
 
 fn empty(file: &StoreFile, first: u32, generations: &[u64]) -> Run {
-    Run { first, generations: generations.to_vec(), buffer: AlignedBuffer::new(generations.len() * file.stride()) }
+    let buffer = AlignedBuffer::new(generations.len() * file.stride()).into();
+    Run { first, generations: generations.to_vec(), buffer }
 }
 
 /// All pages are good, and their records what was written.
-fn check(file: &StoreFile, done: &RunDone, generations: &[u64]) {
+fn check(file: &StoreFile, done: &mut RunDone, generations: &[u64]) {
     assert_eq!(done.results, vec![Ok(()); generations.len()]);
     for (index, &generation) in generations.iter().enumerate() {
-        let (slot, read) = (done.first + index as u32, &done.buffer[index * file.stride()..][..4352]);
+        let (slot, read) = (done.first + index as u32, &done.buffer.bytes()[index * file.stride()..][..4352]);
         assert!(read.iter().enumerate().all(|(at, &b)| b == byte(slot, generation, at)), "slot {slot}");
     }
 }
@@ -85,20 +86,20 @@ fn every_mode_reads_what_every_other_wrote() {
                 (&blob[..], file.generation(0), file.generation(63)),
                 (&b"a caller's index"[..], Some(1), Some(64))
             );
-            let done = file.read(vec![empty(&file, 0, &all), empty(&file, 40, &all[40..41])]).unwrap().wait();
-            check(&file, &done[0], &all);
-            check(&file, &done[1], &all[40..41]);
+            let mut done = file.read(vec![empty(&file, 0, &all), empty(&file, 40, &all[40..41])]).unwrap().wait();
+            check(&file, &mut done[0], &all);
+            check(&file, &mut done[1], &all[40..41]);
 
             // A used buffer writes and reads again: whatever is in its padding.
             let [mut reused, _] = <[RunDone; 2]>::try_from(done).unwrap();
-            reused.buffer.fill(0xee);
-            let buffer = run(&file, 5, &[9]).buffer;
-            reused.buffer[..buffer.len()].copy_from_slice(&buffer);
+            reused.buffer.bytes().fill(0xee);
+            let mut buffer = run(&file, 5, &[9]).buffer;
+            reused.buffer.bytes()[..buffer.len()].copy_from_slice(buffer.bytes());
             let again = |buffer| vec![Run { first: 5, generations: vec![9], buffer }];
             let done = file.write(again(reused.buffer)).unwrap().wait().remove(0);
-            let done = file.read(again(done.buffer)).unwrap().wait().remove(0);
-            check(&file, &done, &[9]);
-            assert!(done.buffer[4352..file.stride()].iter().all(|&b| b == 0), "padding is written as zeros");
+            let mut done = file.read(again(done.buffer)).unwrap().wait().remove(0);
+            check(&file, &mut done, &[9]);
+            assert!(done.buffer.bytes()[4352..file.stride()].iter().all(|&b| b == 0), "padding is written as zeros");
             file.close(b"").unwrap();
             let (_, blob) = StoreFile::open(&path, reader, identity()).unwrap();
             assert!(blob.is_empty());
@@ -163,7 +164,7 @@ fn each_refused_open_names_its_part_and_leaves_the_file_alone() {
         }
     }
     let (file, _) = StoreFile::open(&path, &options, identity()).unwrap();
-    check(&file, &file.read(vec![empty(&file, 3, &[1, 1])]).unwrap().wait()[0], &[1, 1]);
+    check(&file, &mut file.read(vec![empty(&file, 3, &[1, 1])]).unwrap().wait()[0], &[1, 1]);
     drop(file);
     assert_eq!(what(StoreFile::open(&path, &options, identity()).unwrap_err()), "state");
 }
@@ -205,14 +206,14 @@ fn a_file_cut_under_its_store_is_short_by_so_many_bytes() {
             other.set_len((HEADER + 63 * 8192 + bytes) as u64).unwrap();
             file.read(vec![empty(&file, 60, &[1; 4])]).unwrap().wait().remove(0)
         };
-        check(&file, &cut(4352), &[1; 4]);
+        check(&file, &mut cut(4352), &[1; 4]);
         for got in [4351, 511, 0] {
             let results = cut(got).results;
             assert_eq!(results[..3], [Ok(()), Ok(()), Ok(())], "{mode}");
             assert_eq!(results[3], Err(PageFault::Short { slot: 63, got: got as u64, expected: 4352 }), "{mode}");
         }
         file.write(vec![run(&file, 63, &[2])]).unwrap().wait();
-        check(&file, &file.read(vec![empty(&file, 63, &[2])]).unwrap().wait()[0], &[2]);
+        check(&file, &mut file.read(vec![empty(&file, 63, &[2])]).unwrap().wait()[0], &[2]);
     }
 }
 
@@ -248,7 +249,7 @@ fn a_file_in_use_is_locked_for_this_and_any_other_process() {
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout);
     assert!(child.status.success() && said.contains("both refused"), "{said}");
-    check(&file, &file.read(vec![empty(&file, 0, &[1])]).unwrap().wait()[0], &[1]);
+    check(&file, &mut file.read(vec![empty(&file, 0, &[1])]).unwrap().wait()[0], &[1]);
     file.close(b"").unwrap();
     assert!(StoreFile::open(&path, &FileOptions::default(), identity()).is_ok());
 }
@@ -279,7 +280,7 @@ fn many_threads_read_what_they_wrote() {
                                 // It may still be under way when its slots are written: nobody looks at its bytes.
                                 drop(batch);
                             } else {
-                                check(file, &batch.wait()[0], &held[range]);
+                                check(file, &mut batch.wait()[0], &held[range]);
                             }
                         }
                     }
@@ -325,10 +326,10 @@ fn files_in_memory_work_and_the_mode_says_how() {
     println!("/dev/shm: {}", file.mode());
     assert!(file.mode().direct || file.mode().reason.contains("direct"), "{}", file.mode());
     file.write(vec![run(&file, 0, &[1; 64])]).unwrap().wait();
-    check(&file, &file.read(vec![empty(&file, 0, &[1; 64])]).unwrap().wait()[0], &[1; 64]);
+    check(&file, &mut file.read(vec![empty(&file, 0, &[1; 64])]).unwrap().wait()[0], &[1; 64]);
     for (options, _) in modes(folder.path()) {
         let file = StoreFile::create(folder.path().join("other"), &options, identity(), SLOTS).unwrap();
         file.write(vec![run(&file, 1, &[5; 9])]).unwrap().wait();
-        check(&file, &file.read(vec![empty(&file, 1, &[5; 9])]).unwrap().wait()[0], &[5; 9]);
+        check(&file, &mut file.read(vec![empty(&file, 1, &[5; 9])]).unwrap().wait()[0], &[5; 9]);
     }
 }

@@ -13,6 +13,11 @@ pub trait HostMemory: Clone + fmt::Debug + Send + Sync + 'static {
     fn bytes(&self) -> u64;
     /// The device that reaches it.
     fn device(&self) -> DeviceId;
+    /// Its bytes, where the host reaches them as memory of its own and this is the only handle; else `None`. Device work on
+    /// them must have [finished](super::Backend::finish).
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        None
+    }
 }
 
 /// Who reaches a piece of host memory.

@@ -40,7 +40,7 @@ mod records;
 mod refusals;
 mod report;
 #[cfg(test)]
-mod saboteur;
+pub(crate) mod saboteur;
 mod scene;
 mod score;
 mod store;

@@ -1,7 +1,7 @@
 //! Host memory as device memory: shared 32-bit words, and elements read from and written into them.
 
 use crate::backend::ops::{Arena, View, split_frame};
-use crate::backend::{DeviceBuffer, DeviceId, HostMemory};
+use crate::backend::{DeviceBuffer, DeviceId};
 use crate::record::Record;
 use crate::{Dtype, PageFormat};
 use half::{bf16, f16};
@@ -20,7 +20,7 @@ pub struct CpuBuffer {
 
 impl fmt::Debug for CpuBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CpuBuffer({} bytes)", DeviceBuffer::bytes(self))
+        write!(f, "CpuBuffer({} bytes)", self.bytes())
     }
 }
 
@@ -35,16 +35,6 @@ impl DeviceBuffer for CpuBuffer {
 
     fn same_memory(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.words, &other.words)
-    }
-}
-
-impl HostMemory for CpuBuffer {
-    fn bytes(&self) -> u64 {
-        DeviceBuffer::bytes(self)
-    }
-
-    fn device(&self) -> DeviceId {
-        self.device
     }
 }
 

@@ -5,10 +5,12 @@
 mod append;
 mod attend;
 mod channels;
+mod host;
 mod memory;
 mod predict;
 mod transfer;
 
+pub use host::CpuHost;
 pub use memory::CpuBuffer;
 
 use super::ops::{
@@ -63,7 +65,7 @@ impl Backend for CpuBackend {
     type Buffer = CpuBuffer;
     type Stream = CpuStream;
     type Event = CpuEvent;
-    type Host = CpuBuffer;
+    type Host = CpuHost;
 
     fn caps(&self) -> &Caps {
         &self.caps
@@ -128,31 +130,32 @@ impl Backend for CpuBackend {
         Ok(None)
     }
 
-    fn alloc_host(&self, label: &str, bytes: u64, _: HostUse) -> Result<CpuBuffer> {
-        self.alloc(label, bytes)
+    fn alloc_host(&self, label: &str, bytes: u64, _: HostUse) -> Result<CpuHost> {
+        let full = || Error::OutOfMemory { backend: "cpu", bytes, purpose: format!("host memory: {label}") };
+        CpuHost::zeroed(self.caps.device, bytes).ok_or_else(full)
     }
 
-    fn read_host(&self, host: &CpuBuffer, offset: u64, out: &mut [u8]) -> Result<()> {
+    fn read_host(&self, host: &CpuHost, offset: u64, out: &mut [u8]) -> Result<()> {
         host_range(host, offset, out.len(), &self.caps)?;
         host.read(offset, out);
         Ok(())
     }
 
-    fn write_host(&self, host: &CpuBuffer, offset: u64, data: &[u8]) -> Result<()> {
+    fn write_host(&self, host: &CpuHost, offset: u64, data: &[u8]) -> Result<()> {
         host_range(host, offset, data.len(), &self.caps)?;
         host.write(offset, data);
         Ok(())
     }
 
-    fn swap_out(&self, _: &mut CpuStream, args: &Swap<'_, CpuBuffer, CpuBuffer>) -> Result<()> {
+    fn swap_out(&self, _: &mut CpuStream, args: &Swap<'_, CpuBuffer, CpuHost>) -> Result<()> {
         args.validate(true, &self.caps)?;
-        transfer::swap_out(args);
+        host::swap_out(args);
         Ok(())
     }
 
-    fn swap_in(&self, _: &mut CpuStream, args: &Swap<'_, CpuBuffer, CpuBuffer>) -> Result<()> {
+    fn swap_in(&self, _: &mut CpuStream, args: &Swap<'_, CpuBuffer, CpuHost>) -> Result<()> {
         args.validate(false, &self.caps)?;
-        transfer::swap_in(args);
+        host::swap_in(args);
         Ok(())
     }
 

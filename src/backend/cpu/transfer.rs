@@ -1,7 +1,6 @@
-//! `transfer`: copies, gathers and scatters whole records; `swap_out` and `swap_in`: moves them to host memory and back.
+//! `transfer`: copies, gathers and scatters whole records.
 
 use super::memory::{CpuBuffer, copy_words, frame};
-use crate::backend::Swap;
 use crate::backend::ops::{Place, Transfer};
 use crate::record::Record;
 
@@ -18,19 +17,5 @@ fn at<'a>(place: &Place<'a, CpuBuffer>, index: u32, record: &Record) -> (&'a Cpu
     match *place {
         Place::Frames(arena) => frame(&arena, index, record),
         Place::Records { buffer, offset, stride } => (buffer, offset + u64::from(index) * stride),
-    }
-}
-
-pub(super) fn swap_out(args: &Swap<'_, CpuBuffer, CpuBuffer>) {
-    for one in args.moves {
-        let (slab, from) = frame(&args.arena, one.from, &args.record);
-        copy_words((slab, from / 4), (args.host, args.host_offset(one.to) / 4), args.record.bytes() / 4);
-    }
-}
-
-pub(super) fn swap_in(args: &Swap<'_, CpuBuffer, CpuBuffer>) {
-    for one in args.moves {
-        let (slab, to) = frame(&args.arena, one.to, &args.record);
-        copy_words((args.host, args.host_offset(one.from) / 4), (slab, to / 4), args.record.bytes() / 4);
     }
 }

@@ -126,9 +126,10 @@ impl Pinned {
         self.start
     }
 
-    /// Its bytes. The caller writes none that a queued copy still reads.
+    /// Its bytes. The caller touches none that queued work writes, and writes none that it reads.
     pub(super) fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the allocation is this long, filled (see `new`), and borrowed through `self`; the device only reads it.
+        // SAFETY: the allocation is this long, filled (see `new`), and borrowed through `self`; the device, by
+        // the rule above, does not write what the caller has.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 }

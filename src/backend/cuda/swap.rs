@@ -10,7 +10,7 @@ use crate::Result;
 use crate::backend::ops::split_frame;
 use crate::backend::params::Move;
 use crate::backend::{DeviceId, HostMemory, Swap, by_host, sides};
-use crate::record::Record;
+use crate::record::{FILE_ALIGN, Record};
 use cudarc::driver::{CudaContext, sys};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -47,13 +47,19 @@ impl HostMemory for CudaHost {
     fn device(&self) -> DeviceId {
         self.device
     }
+
+    fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+        let bytes = self.bytes as usize;
+        Arc::get_mut(&mut self.memory).map(|memory| &mut memory.as_mut()[..bytes])
+    }
 }
 
 impl CudaHost {
-    /// New memory, rounded up to whole words.
+    /// New memory, rounded up to whole words; whole pages of the system are taken, so that it starts where one does.
     pub(super) fn allocate(context: &Arc<CudaContext>, device: DeviceId, label: &str, bytes: u64) -> Result<Self> {
         let bytes = bytes.checked_next_multiple_of(4).unwrap_or(u64::MAX);
-        let memory = Arc::new(Pinned::new(context, label, bytes.max(4))?);
+        let taken = bytes.max(1).checked_next_multiple_of(FILE_ALIGN).unwrap_or(u64::MAX);
+        let memory = Arc::new(Pinned::new(context, label, taken)?);
         Ok(CudaHost { memory, copying: Arc::default(), bytes, device })
     }
 

@@ -60,6 +60,9 @@ macro_rules! devices {
             fn device(&self) -> DeviceId {
                 match self { $($(#[$cfg])* DeviceHost::$variant(host) => HostMemory::device(host),)* }
             }
+            fn bytes_mut(&mut self) -> Option<&mut [u8]> {
+                match self { $($(#[$cfg])* DeviceHost::$variant(host) => host.bytes_mut(),)* }
+            }
         }
 
         impl DeviceBuffer for DeviceMemory {

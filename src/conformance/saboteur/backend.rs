@@ -5,7 +5,7 @@ use crate::attention::{SPLIT, state_words};
 use crate::backend::ops::{Append, Arena, Attend, Channels, Fold, Matrices, Merge, Project, Score, Transfer, splits};
 use crate::backend::params::{Move, Row, ScoreEntry};
 use crate::backend::{Backend, Caps, DeviceBuffer, HostMemory, HostUse, Swap};
-use crate::{Dtype, PageFormat, Result, View};
+use crate::{Dtype, Error, PageFormat, Result, View};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// A backend that does everything as another does, but for one fault.
 #[derive(Debug, Clone)]
-pub(super) struct Saboteur<B> {
+pub(crate) struct Saboteur<B> {
     honest: B,
     fault: Fault,
     calls: Arc<AtomicU32>,
@@ -22,7 +22,7 @@ pub(super) struct Saboteur<B> {
 }
 
 impl<B: Backend> Saboteur<B> {
-    pub(super) fn new(honest: B, fault: Fault) -> Self {
+    pub(crate) fn new(honest: B, fault: Fault) -> Self {
         Saboteur { honest, fault, calls: Arc::default(), written: Arc::default() }
     }
 
@@ -187,7 +187,12 @@ impl<B: Backend> Backend for Saboteur<B> {
     }
 
     fn alloc_host(&self, label: &str, bytes: u64, usage: HostUse) -> Result<B::Host> {
-        self.honest.alloc_host(label, bytes, usage)
+        match self.fault {
+            LacksHostMemory(from, to) if (from..to).contains(&self.calls.fetch_add(1, Relaxed)) => {
+                Err(Error::OutOfMemory { backend: "saboteur", bytes, purpose: format!("host memory: {label}") })
+            }
+            _ => self.honest.alloc_host(label, bytes, usage),
+        }
     }
 
     fn read_host(&self, host: &B::Host, offset: u64, out: &mut [u8]) -> Result<()> {

@@ -1,7 +1,7 @@
 //! Which deliberate faults are there?
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     Honest,
     // Memory.
     UploadsRoundedUp,
@@ -10,6 +10,8 @@ pub(super) enum Fault {
     SizesWrapAround,
     MisalignedOffsetsRoundedDown,
     UploadsLostNowAndThen,
+    /// Allocations of host memory fail from this one on until that one.
+    LacksHostMemory(u32, u32),
     // Swaps.
     LosesTheLastSwap,
     SwapsTwoRecords,

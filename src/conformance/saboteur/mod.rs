@@ -8,8 +8,9 @@ use super::{Case, Report, Subject, cases};
 use crate::backend::cpu::CpuBackend;
 use crate::backend::{Backend, Operation};
 use crate::{Dtype, PageFormat};
-use backend::Saboteur;
-use faults::Fault::{self, *};
+pub(crate) use backend::Saboteur;
+pub(crate) use faults::Fault;
+use faults::Fault::*;
 
 /// Runs the selected cases, light ones first, until one fails.
 fn report(fault: Fault, select: impl Fn(&Case<Saboteur<CpuBackend>>) -> bool) -> Report {

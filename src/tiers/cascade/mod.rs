@@ -1,22 +1,28 @@
 //! The file tier, and the cascade of host memory over it: one preallocated file of checked records, with as much host
 //! memory in front as it is given.
 //!
-//! Pages pass between frames and the file through *staging* cells of host memory. A cascade has *cache* cells too: a page
+//! Pages pass between frames and the file through *buffers*: the file reads and writes host memory that the device reaches
+//! by itself. Where there is no such memory, or no more of it, buffers are on the heap, and pages are copied between them and
+//! *staging* cells of host memory. A cascade has *cache* cells too: a page
 //! that is written while one is free is acknowledged from there and reaches the file later (write-back), and a page that
 //! is read from the file takes a free one (promotion). Like the frames above it, the cache keeps a stable subset: a page
 //! gives up its cell only when two sweeps over everything have passed it by.
 
+mod buffers;
 mod cache;
 mod cells;
 mod reading;
+#[cfg(all(test, feature = "conformance"))]
+mod tests;
 mod writing;
 
 use super::extents::{Extents, extent};
-use super::file::{AlignedBuffer, FileOptions, Identity, StoreFile};
+use super::file::{FileOptions, Identity, StoreFile};
 use super::{Landing, Lane, Outcome, PageMove, Ticket, Tier, TierStats};
 use crate::backend::Backend;
 use crate::record::Record;
 use crate::{Error, Result};
+use buffers::Buffers;
 use cache::Cache;
 use cells::Cells;
 use reading::Read;
@@ -65,8 +71,8 @@ struct Attached<B: Backend> {
     /// Slots that the file is writing, and those among them that were given back meanwhile.
     writing: HashSet<u32>,
     given: HashSet<u32>,
-    /// Buffers for I/O, by their size: fresh memory costs more than the copy into it.
-    buffers: HashMap<usize, Vec<AlignedBuffer>>,
+    /// Memory for I/O.
+    buffers: Buffers<B>,
     /// What an earlier store left.
     index: Option<Vec<u8>>,
     hits: u64,
@@ -81,7 +87,7 @@ impl<B: Backend> FileTier<B> {
             bytes: Some(bytes),
             fingerprint: 0,
             options: FileOptions::default(),
-            staging_bytes: 128 << 20,
+            staging_bytes: 512 << 20,
             cache_bytes: 0,
             #[cfg(any(test, feature = "conformance"))]
             faults: None,
@@ -108,7 +114,9 @@ impl<B: Backend> FileTier<B> {
         self
     }
 
-    /// Bytes of host memory that pages pass through on their way; at least one page is taken.
+    /// Bytes of host memory that pages pass through on their way, taken as it is needed: 512 MiB unless told otherwise. Reads
+    /// and writes use it in place where the device reaches it by itself; what is under way beyond it, or where there is no
+    /// such memory, is on the heap, and pages are copied through as many bytes of cells at most (and at least one page's).
     #[must_use]
     pub fn staging(mut self, bytes: u64) -> Self {
         self.staging_bytes = bytes;
@@ -158,18 +166,16 @@ impl<B: Backend> Attached<B> {
         self.file.as_ref().ok_or_else(|| Error::Unavailable { backend: "file", reason: "closed".into() })
     }
 
-    /// A buffer for `pages` records, used before where possible.
-    fn buffer(&mut self, pages: usize) -> Result<AlignedBuffer> {
-        let bytes = pages * self.store()?.stride();
-        let used = self.buffers.get_mut(&bytes).and_then(Vec::pop);
-        Ok(used.unwrap_or_else(|| AlignedBuffer::new(bytes)))
-    }
-
-    fn keep_buffer(&mut self, buffer: AlignedBuffer) {
-        let kept = self.buffers.entry(buffer.len()).or_default();
-        if kept.len() * buffer.len() < 64 << 20 && !buffer.is_empty() {
-            kept.push(buffer);
+    /// Takes staging cells back that the device has read.
+    fn free_staging(&mut self, backend: &B) -> Result<()> {
+        while let Some((event, _)) = self.leaving.front() {
+            if !backend.is_done(event)? {
+                break;
+            }
+            let cells = self.leaving.pop_front().map_or_else(Vec::new, |(_, cells)| cells);
+            cells.into_iter().for_each(|cell| self.staging.give(cell));
         }
+        Ok(())
     }
 
     /// A staging cell; waits for the oldest that the device still reads, `None` when there is none to wait for.
@@ -213,13 +219,14 @@ impl<B: Backend> Tier<B> for FileTier<B> {
         }
         let (file, index) = self.file(identity, slots as u32)?;
         let (slots, stride) = (file.slots(), record.file_stride());
+        let run_pages = (RUN_BYTES / stride as usize).max(1);
         let cells = |bytes: u64| u32::try_from(bytes / record.frame_stride()).unwrap_or(u32::MAX);
         let staging = Cells::new(backend, "staging of the file tier", record, cells(self.staging_bytes).max(1));
         let cache = Cells::new(backend, "host cache of the file tier", record, cells(self.cache_bytes));
         self.attached = Some(Attached {
             slots: Extents::new(slots, extent(slots)),
             record_bytes: record.bytes() as usize,
-            run_pages: (RUN_BYTES / stride as usize).max(1),
+            run_pages,
             file: Some(file),
             staging,
             cache: Cache::new(cache),
@@ -230,7 +237,7 @@ impl<B: Backend> Tier<B> for FileTier<B> {
             users: VecDeque::new(),
             writing: HashSet::new(),
             given: HashSet::new(),
-            buffers: HashMap::new(),
+            buffers: Buffers::new(stride as usize, run_pages, self.staging_bytes),
             index,
             hits: 0,
         });
@@ -267,8 +274,8 @@ impl<B: Backend> Tier<B> for FileTier<B> {
         self.attached()?.poll_write(backend, ticket, wait)
     }
 
-    fn read(&mut self, _: Lane<'_, B>, pages: &[PageMove]) -> Result<Ticket> {
-        self.attached()?.read(pages)
+    fn read(&mut self, lane: Lane<'_, B>, pages: &[PageMove]) -> Result<Ticket> {
+        self.attached()?.read(lane.backend, pages)
     }
 
     fn land(&mut self, lane: Lane<'_, B>, ticket: Ticket) -> Result<Landing<B>> {

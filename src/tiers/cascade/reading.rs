@@ -1,10 +1,11 @@
 //! How do pages get from the cache or the file back to frames? Hits straight from their cells; the others by runs from the
-//! file, through cells.
+//! file, straight from the buffers of the runs where the device reaches those, else through cells.
 
-use super::super::file::{Batch, Run};
+use super::super::file::{Batch, Run, RunBuffer};
 use super::super::{Landing, Lane, PageMove, Ticket, runs};
 use super::Attached;
 use crate::backend::Backend;
+use crate::backend::params::Move;
 use crate::{PageFault, Result};
 use std::time::{Duration, Instant};
 
@@ -16,11 +17,11 @@ pub(super) struct Read {
     hits: Vec<(usize, u32)>,
     /// Indices of the others in the order of their slots, and what the file is reading.
     misses: Vec<usize>,
-    batch: Option<Batch>,
+    pub(super) batch: Option<Batch>,
 }
 
 impl<B: Backend> Attached<B> {
-    pub(super) fn read(&mut self, pages: &[PageMove]) -> Result<Ticket> {
+    pub(super) fn read(&mut self, backend: &B, pages: &[PageMove]) -> Result<Ticket> {
         let (mut hits, mut misses) = (Vec::new(), Vec::new());
         for (at, page) in pages.iter().enumerate() {
             match self.cache.hit(page.slot, page.generation, self.record_bytes) {
@@ -30,7 +31,7 @@ impl<B: Backend> Attached<B> {
             self.cache.count_read(page.slot);
         }
         misses.sort_unstable_by_key(|&at| pages[at].slot);
-        let batch = self.ask(pages, &misses);
+        let batch = self.ask(backend, pages, &misses);
         let batch = match batch {
             Ok(batch) => batch,
             Err(error) => {
@@ -45,7 +46,7 @@ impl<B: Backend> Attached<B> {
     }
 
     /// Lets the file read runs of adjacent pages.
-    fn ask(&mut self, pages: &[PageMove], misses: &[usize]) -> Result<Option<Batch>> {
+    fn ask(&mut self, backend: &B, pages: &[PageMove], misses: &[usize]) -> Result<Option<Batch>> {
         if misses.is_empty() {
             return Ok(None);
         }
@@ -53,7 +54,8 @@ impl<B: Backend> Attached<B> {
         let mut asked = Vec::new();
         for run in runs(&moves, self.run_pages) {
             let generations = moves[run.clone()].iter().map(|one| one.generation).collect();
-            asked.push(Run { first: moves[run.start].slot, generations, buffer: self.buffer(run.len())? });
+            let buffer = self.buffers.take(backend, run.len())?;
+            asked.push(Run { first: moves[run.start].slot, generations, buffer });
         }
         Ok(Some(self.store()?.read(asked)?))
     }
@@ -61,7 +63,8 @@ impl<B: Backend> Attached<B> {
     pub(super) fn land(&mut self, mut lane: Lane<'_, B>, ticket: Ticket) -> Result<Landing<B>> {
         let begin = Instant::now();
         self.free_users(lane.backend, false)?;
-        let (began, stride) = (lane.backend.record(lane.stream)?, self.store()?.stride());
+        self.free_staging(lane.backend)?;
+        let began = lane.backend.record(lane.stream)?;
         let Some(read) = self.reads.remove(&ticket) else {
             return Ok(Landing { outcome: Vec::new(), moved: None, waited: Duration::ZERO });
         };
@@ -78,22 +81,19 @@ impl<B: Backend> Attached<B> {
         }
         let mut indices = read.misses.into_iter();
         let mut passed = Ok(());
-        for run in runs {
-            // By its results: the buffer of a run that was given up is empty.
-            for (record, result) in run.results.into_iter().enumerate() {
+        for mut run in runs {
+            let (mut straight, lost) = (Vec::new(), run.buffer.is_empty());
+            for (record, result) in (0..).zip(run.results) {
                 let Some(at) = indices.next() else { break };
-                let start = record * stride;
-                let bytes = run.buffer.get(start..start + self.record_bytes);
-                match (result, bytes) {
-                    (Ok(()), Some(bytes)) if passed.is_ok() => {
-                        outcome[at] = Ok(());
-                        passed = self.pass(&mut lane, read.pages[at], bytes, &mut ready);
-                    }
-                    (Err(fault), _) => outcome[at] = Err(fault),
-                    _ => {}
+                if result.is_err() || !lost {
+                    outcome[at] = result;
+                }
+                if outcome[at].is_ok() && passed.is_ok() {
+                    passed = self.pass(&mut lane, read.pages[at], (&mut run.buffer, record), &mut straight, &mut ready);
                 }
             }
-            self.keep_buffer(run.buffer);
+            passed = passed.and_then(|()| self.buffers.swap(&mut lane, &run.buffer, &straight, false));
+            if straight.is_empty() { self.buffers.give(run.buffer) } else { ready.buffers.push(run.buffer) }
         }
         let moved = passed.and_then(|()| self.send_in(&mut lane, &mut ready)).and_then(|()| {
             self.cache.cells.swap(&mut lane, &ready.kept, false)?;
@@ -102,22 +102,34 @@ impl<B: Backend> Attached<B> {
         match moved {
             Ok(ended) => {
                 self.users.push_back((ended.clone(), ready.users));
+                self.buffers.give_after(ended.clone(), ready.buffers);
                 Ok(Landing { outcome, moved: Some((began, ended)), waited })
             }
             Err(error) => {
                 lane.backend.synchronize(lane.stream)?;
                 ready.staged.into_iter().for_each(|(_, cell)| self.staging.give(cell));
+                ready.buffers.into_iter().for_each(|buffer| self.buffers.give(buffer));
                 ready.users.into_iter().for_each(|(slot, generation)| self.cache.done(slot, generation));
                 Err(error)
             }
         }
     }
 
-    /// Puts a record that the file has read into a cell, of the cache if that keeps it.
-    fn pass(&mut self, lane: &mut Lane<'_, B>, page: PageMove, record: &[u8], ready: &mut Ready) -> Result<()> {
+    /// Sends a record that the file has read on its way: into a cell of the cache if that keeps it, else straight from the
+    /// buffer (`straight`) or, where the device does not reach that, through a staging cell.
+    fn pass(
+        &mut self,
+        lane: &mut Lane<'_, B>,
+        page: PageMove,
+        (buffer, index): (&mut RunBuffer, u32),
+        straight: &mut Vec<Move>,
+        ready: &mut Ready,
+    ) -> Result<()> {
+        let at = index as usize * self.store()?.stride();
         let used = u64::from(self.slots.used());
         if let Some(cell) = self.cache.keep(page.slot, page.generation, false, used, self.record_bytes) {
-            if let Err(error) = self.cache.cells.write(lane.backend, cell, record) {
+            if let Err(error) = self.cache.cells.write(lane.backend, cell, &buffer.bytes()[at..at + self.record_bytes])
+            {
                 // The cell does not hold the page: nobody may find it there.
                 self.cache.done(page.slot, page.generation);
                 self.cache.forget(page.slot);
@@ -125,6 +137,10 @@ impl<B: Backend> Attached<B> {
             }
             ready.users.push((page.slot, page.generation));
             ready.kept.push((page.frame, cell));
+            return Ok(());
+        }
+        if buffer.host::<B::Host>().is_some() {
+            straight.push(Move { from: index, to: page.frame });
             return Ok(());
         }
         let cell = loop {
@@ -138,7 +154,7 @@ impl<B: Backend> Attached<B> {
             self.send_in(lane, ready)?;
         };
         ready.staged.push((page.frame, cell));
-        self.staging.write(lane.backend, cell, record)
+        self.staging.write(lane.backend, cell, &buffer.bytes()[at..at + self.record_bytes])
     }
 
     /// Enqueues the moves from staging cells to frames.
@@ -170,6 +186,8 @@ impl<B: Backend> Attached<B> {
 #[derive(Debug, Default)]
 struct Ready {
     staged: Vec<(u32, u32)>,
+    /// Buffers that the device reads.
+    buffers: Vec<RunBuffer>,
     kept: Vec<(u32, u32)>,
     /// Slots and generations whose cells of the cache are in use.
     users: Vec<(u32, u64)>,

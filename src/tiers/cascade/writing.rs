@@ -1,10 +1,11 @@
-//! How do pages get from frames into the cache or the file? Out to cells; and from cells, once the device is done, into
-//! runs for the file.
+//! How do pages get from frames into the cache or the file? Out to cells of the cache, or straight into runs for the file;
+//! where the device does not reach the memory of those, to staging cells, and from there, once the device is done, into runs.
 
 use super::super::file::{Batch, Run};
 use super::super::{Lane, Outcome, PageMove, Ticket, runs};
 use super::{Attached, Until};
 use crate::backend::Backend;
+use crate::backend::params::Move;
 use crate::{PageFault, Result};
 use std::ops::Range;
 
@@ -14,7 +15,9 @@ pub(super) struct Write<B: Backend> {
     pages: Vec<PageMove>,
     /// Pages that the cache keeps, by index.
     kept: Vec<usize>,
-    /// Pages in staging cells that the device may still be writing; the event comes after the cache's cells too.
+    /// Runs that the device may still be writing, with indices of their pages.
+    straight: Vec<(Vec<usize>, Run)>,
+    /// Pages in staging cells that the device may still be writing; the event comes after everything else too.
     staged: Option<Until<B, (usize, u32)>>,
     /// What the file is writing: index ranges of `through`, and the batch.
     sent: Vec<(Vec<usize>, Batch)>,
@@ -36,9 +39,11 @@ impl<B: Backend> Attached<B> {
             }
         }
         let outcome = pages.iter().map(|_| None).collect();
-        let mut write = Write { pages: pages.to_vec(), kept, staged: None, sent: Vec::new(), outcome };
-        let done =
-            self.cache.cells.swap(&mut lane, &pairs, true).and_then(|()| self.stage(&mut lane, &mut write, &through));
+        let (straight, sent) = (Vec::new(), Vec::new());
+        let mut write = Write { pages: pages.to_vec(), kept, straight, staged: None, sent, outcome };
+        let kept = self.cache.cells.swap(&mut lane, &pairs, true);
+        let straight = kept.and_then(|()| self.fill_straight(&mut lane, &mut write, through));
+        let done = straight.and_then(|rest| self.stage(&mut lane, &mut write, &rest));
         if let Err(error) = done {
             // Nothing was acknowledged: what the file may still be writing is given back when it has stopped.
             lane.backend.synchronize(lane.stream)?;
@@ -48,12 +53,38 @@ impl<B: Backend> Attached<B> {
             }
             let cells = write.staged.take().into_iter().flat_map(|(_, staged)| staged);
             cells.for_each(|(_, cell)| self.staging.give(cell));
+            write.straight.drain(..).for_each(|(_, run)| self.buffers.give(run.buffer));
             self.collect(&mut write, true)?;
             return Err(error);
         }
         let ticket = self.ticket();
         self.writes.insert(ticket, write);
         Ok(ticket)
+    }
+
+    /// Lets the device put pages into runs for the file; those for which there is no such memory are returned.
+    fn fill_straight(
+        &mut self,
+        lane: &mut Lane<'_, B>,
+        write: &mut Write<B>,
+        mut through: Vec<usize>,
+    ) -> Result<Vec<usize>> {
+        through.sort_unstable_by_key(|&at| write.pages[at].slot);
+        let pages: Vec<PageMove> = through.iter().map(|&at| write.pages[at]).collect();
+        let mut rest = Vec::new();
+        for run in runs(&pages, self.run_pages) {
+            let (indices, pages) = (&through[run.clone()], &pages[run]);
+            let Some(buffer) = self.buffers.take_direct(lane.backend, pages.len())? else {
+                rest.extend_from_slice(indices);
+                continue;
+            };
+            let moves: Vec<Move> = (0..).zip(pages).map(|(to, page)| Move { from: page.frame, to }).collect();
+            let swapped = self.buffers.swap(lane, &buffer, &moves, true);
+            let generations = pages.iter().map(|page| page.generation).collect();
+            write.straight.push((indices.to_vec(), Run { first: pages[0].slot, generations, buffer }));
+            swapped?;
+        }
+        Ok(rest)
     }
 
     /// Copies pages to staging cells; more pages than cells go on to the file in between.
@@ -99,7 +130,7 @@ impl<B: Backend> Attached<B> {
         Ok(())
     }
 
-    /// Hands staged pages to the file once the device has written them; `false` while it has not.
+    /// Hands pages to the file once the device has written them; `false` while it has not.
     fn send(&mut self, backend: &B, write: &mut Write<B>, wait: bool) -> Result<bool> {
         let Some((event, _)) = &write.staged else { return Ok(true) };
         if wait {
@@ -107,18 +138,25 @@ impl<B: Backend> Attached<B> {
         } else if !backend.is_done(event)? {
             return Ok(false);
         }
-        let Some((_, mut staged)) = write.staged.take().filter(|(_, staged)| !staged.is_empty()) else {
-            return Ok(true);
-        };
+        let mut staged = write.staged.take().map_or_else(Vec::new, |(_, staged)| staged);
         staged.sort_unstable_by_key(|&(at, _)| write.pages[at].slot);
         let moves: Vec<PageMove> = staged.iter().map(|&(at, _)| write.pages[at]).collect();
         let cells: Vec<u32> = staged.iter().map(|&(_, cell)| cell).collect();
         let filled = runs(&moves, self.run_pages).into_iter().map(|run| self.fill(backend, &moves, &cells, run, true));
         let filled = filled.collect::<Result<Vec<Run>>>();
         cells.into_iter().for_each(|cell| self.staging.give(cell));
-        let batch = self.store()?.write(filled?)?;
-        self.writing.extend(moves.iter().map(|one| one.slot));
-        write.sent.push((staged.into_iter().map(|(at, _)| at).collect(), batch));
+        let mut filled = filled?;
+        let mut indices: Vec<usize> = staged.into_iter().map(|(at, _)| at).collect();
+        for (pages, run) in write.straight.drain(..) {
+            indices.extend(pages);
+            filled.push(run);
+        }
+        if filled.is_empty() {
+            return Ok(true);
+        }
+        let batch = self.store()?.write(filled)?;
+        self.writing.extend(indices.iter().map(|&at| write.pages[at].slot));
+        write.sent.push((indices, batch));
         Ok(true)
     }
 
@@ -131,9 +169,9 @@ impl<B: Backend> Attached<B> {
         run: Range<usize>,
         staging: bool,
     ) -> Result<Run> {
-        let mut buffer = self.buffer(run.len())?;
         let stride = self.store()?.stride();
-        for (record, at) in buffer.chunks_exact_mut(stride).zip(run.clone()) {
+        let mut buffer = self.buffers.take(backend, run.len())?;
+        for (record, at) in buffer.bytes().chunks_exact_mut(stride).zip(run.clone()) {
             let from = if staging { &mut self.staging } else { &mut self.cache.cells };
             from.read(backend, cells[at], &mut record[..self.record_bytes])?;
         }
@@ -184,7 +222,7 @@ impl<B: Backend> Attached<B> {
                     self.written(write.pages[at].slot);
                     write.outcome[at] = Some(result);
                 }
-                self.keep_buffer(run.buffer);
+                self.buffers.give(run.buffer);
             }
         }
         Ok(true)
@@ -233,7 +271,7 @@ impl<B: Backend> Attached<B> {
         }
         moves.iter().for_each(|one| self.cache.done(one.slot, one.generation));
         for run in written? {
-            self.keep_buffer(run.buffer);
+            self.buffers.give(run.buffer);
         }
         match first_fault {
             Some(fault) if cleaned == 0 => {

@@ -178,8 +178,8 @@ impl StoreFile {
         self.submit(false, runs)
     }
 
-    fn submit(&self, write: bool, runs: Vec<Run>) -> Result<Batch> {
-        runs.iter().try_for_each(|run| run.check(&self.shared.layout))?;
+    fn submit(&self, write: bool, mut runs: Vec<Run>) -> Result<Batch> {
+        runs.iter_mut().try_for_each(|run| run.check(&self.shared.layout))?;
         let (batch, tickets) = Batch::new(runs.len());
         let transfers = runs.into_iter().zip(tickets);
         let transfers = transfers.map(|(run, ticket)| Transfer::new(self.shared.clone(), write, run, ticket));

@@ -14,20 +14,21 @@
 //! let file = StoreFile::create(&path, &FileOptions::default(), identity, 16)?;
 //! let mut buffer = AlignedBuffer::new(2 * file.stride());
 //! buffer.fill(1);
-//! let done = file.write(vec![Run { first: 3, generations: vec![1, 1], buffer }])?.wait();
+//! let done = file.write(vec![Run { first: 3, generations: vec![1, 1], buffer: buffer.into() }])?.wait();
 //! assert_eq!(done[0].results, [Ok(()), Ok(())]);
 //! file.close(b"where my pages are")?;
 //!
 //! let (file, blob) = StoreFile::open(&path, &FileOptions::default(), identity)?;
-//! let buffer = AlignedBuffer::new(file.stride());
-//! let done = file.read(vec![Run { first: 4, generations: vec![1], buffer }])?.wait();
-//! assert_eq!((&done[0].results[..], done[0].buffer[0], &blob[..]), (&[Ok(())][..], 1, &b"where my pages are"[..]));
+//! let buffer = AlignedBuffer::new(file.stride()).into();
+//! let mut done = file.read(vec![Run { first: 4, generations: vec![1], buffer }])?.wait();
+//! assert_eq!((&done[0].results[..], &blob[..]), (&[Ok(())][..], &b"where my pages are"[..]));
+//! assert_eq!(done[0].buffer.bytes()[0], 1);
 //! # drop(file);
 //! # std::fs::remove_dir_all(&folder).unwrap();
 //! # Ok::<(), kvtide::Error>(())
 //! ```
 
-mod aligned;
+mod buffer;
 mod directory;
 mod disk;
 mod engine;
@@ -48,7 +49,8 @@ mod transfer;
 #[cfg(target_os = "linux")]
 mod uring;
 
-pub use aligned::AlignedBuffer;
+pub use crate::aligned::AlignedBuffer;
+pub use buffer::RunBuffer;
 pub use format::Identity;
 pub use life::StoreFile;
 pub use options::{DirectChoice, Engine, EngineChoice, FileOptions, Mode};

@@ -1,20 +1,20 @@
 //! What a caller hands in and gets back: runs of pages, and batches to wait for.
 
-use super::aligned::AlignedBuffer;
+use super::buffer::RunBuffer;
 use super::format::Layout;
 use super::lock;
 use crate::{Error, PageFault, Result};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// Pages in adjacent slots, to be written or read by one I/O.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct Run {
     /// The slot of the first page.
     pub first: u32,
     /// One generation a page, 1 or more: what it is written as, or must have been written as.
     pub generations: Vec<u64>,
     /// At least `pages × stride` bytes: page `i`'s record starts at byte `i × stride`.
-    pub buffer: AlignedBuffer,
+    pub buffer: RunBuffer,
 }
 
 /// A run whose I/O has ended.
@@ -24,19 +24,19 @@ pub struct RunDone {
     pub first: u32,
     /// The run's buffer; bytes of a page that could not be read mean nothing. Empty when the engine broke down while the
     /// system had the memory.
-    pub buffer: AlignedBuffer,
+    pub buffer: RunBuffer,
     /// What came of each page.
     pub results: Vec<Result<(), PageFault>>,
 }
 
 impl Run {
     /// Refuses a run that does not fit the file or its own buffer.
-    pub(super) fn check(&self, layout: &Layout) -> Result<()> {
+    pub(super) fn check(&mut self, layout: &Layout) -> Result<()> {
         let end = u64::from(self.first) + self.generations.len() as u64;
         if end > layout.slots.into() {
             return Err(Error::TooLarge { what: "end of a run of slots", value: end, maximum: layout.slots.into() });
         }
-        let (got, expected) = (self.buffer.len() as u64, self.generations.len() as u64 * layout.stride as u64);
+        let (got, expected) = (self.buffer.bytes().len() as u64, self.generations.len() as u64 * layout.stride as u64);
         if got < expected {
             return Err(Error::Shape { what: "bytes of a run's buffer", got, expected });
         }
@@ -66,14 +66,14 @@ pub struct Batch {
 
 /// Where the outcome of one run of a batch goes.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(in crate::tiers) struct Ticket {
     state: Arc<State>,
     index: usize,
 }
 
 impl Batch {
     /// A batch of `runs` runs, and where their outcomes go.
-    pub(super) fn new(runs: usize) -> (Batch, impl Iterator<Item = Ticket>) {
+    pub(in crate::tiers) fn new(runs: usize) -> (Batch, impl Iterator<Item = Ticket>) {
         let done = Mutex::new(((0..runs).map(|_| None).collect(), runs));
         let state = Arc::new(State { done, ready: Condvar::new() });
         let tickets = (0..runs).map({
@@ -98,7 +98,7 @@ impl Batch {
 
 impl Ticket {
     /// The run has ended.
-    pub(super) fn deliver(self, outcome: RunDone) {
+    pub(in crate::tiers) fn deliver(self, outcome: RunDone) {
         let mut done = lock(&self.state.done);
         done.0[self.index] = Some(outcome);
         done.1 -= 1;

@@ -52,7 +52,7 @@ impl Bench {
         for (slot, bytes) in (first..).zip(buffer.chunks_exact_mut(self.file.stride())) {
             bytes.iter_mut().zip(page(slot, generation, self.file.stride())).for_each(|(to, from)| *to = from);
         }
-        Run { first, generations: vec![generation; pages as usize], buffer }
+        Run { first, generations: vec![generation; pages as usize], buffer: buffer.into() }
     }
 
     fn write(&self, first: u32, pages: u32, generation: u64) -> Vec<Result<(), PageFault>> {
@@ -62,15 +62,15 @@ impl Bench {
     /// Reads pages; those that are said to be good are compared.
     fn read(&self, first: u32, pages: u32, generation: u64) -> Vec<Result<(), PageFault>> {
         let buffer = AlignedBuffer::new(pages as usize * self.file.stride());
-        let run = Run { first, generations: vec![generation; pages as usize], buffer };
+        let run = Run { first, generations: vec![generation; pages as usize], buffer: buffer.into() };
         self.verify(self.file.read(vec![run]).unwrap().wait().remove(0), generation)
     }
 
-    fn verify(&self, done: RunDone, generation: u64) -> Vec<Result<(), PageFault>> {
+    fn verify(&self, mut done: RunDone, generation: u64) -> Vec<Result<(), PageFault>> {
         let stride = self.file.stride();
         for (index, _) in done.results.iter().enumerate().filter(|(_, result)| result.is_ok()) {
             let slot = done.first + index as u32;
-            let read = &done.buffer[index * stride..][..4352];
+            let read = &done.buffer.bytes()[index * stride..][..4352];
             assert!(read.iter().copied().eq(page(slot, generation, 4352)), "slot {slot}, {}", self.file.mode());
         }
         done.results
@@ -188,7 +188,8 @@ fn a_batch_that_fails_leaves_nothing_to_the_next() {
     each_mode(|bench| {
         assert_eq!(bench.write(0, 68, 1), vec![Ok(()); 68]);
         (0..64).for_each(|slot| bench.faults.slot(slot, Fault::Read(EIO), ALWAYS));
-        let run = |slot| Run { first: slot, generations: vec![1], buffer: AlignedBuffer::new(bench.file.stride()) };
+        let run =
+            |slot| Run { first: slot, generations: vec![1], buffer: AlignedBuffer::new(bench.file.stride()).into() };
         let bad = bench.file.read((0..64).map(run).collect()).unwrap();
         let good = bench.file.read((64..68).map(run).collect()).unwrap();
         for (slot, done) in (64..).zip(good.wait()) {
@@ -275,9 +276,9 @@ fn a_run_is_one_io_and_one_that_is_too_large_is_cut() {
     buffer.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 4093) as u8);
     let sent = buffer.clone();
     let run = |buffer| vec![Run { first: 0, generations: vec![1, 1], buffer }];
-    let done = file.write(run(buffer)).unwrap().wait().remove(0);
-    let done = file.read(run(done.buffer)).unwrap().wait().remove(0);
-    assert!(done.results == [Ok(()), Ok(())] && done.buffer[..] == sent[..]);
+    let done = file.write(run(buffer.into())).unwrap().wait().remove(0);
+    let mut done = file.read(run(done.buffer)).unwrap().wait().remove(0);
+    assert!(done.results == [Ok(()), Ok(())] && done.buffer.bytes() == &sent[..]);
     assert_eq!(file.stats().reads, (2 * file.stride()).div_ceil(8 << 20) as u64);
 }
 
@@ -288,7 +289,7 @@ fn runs_that_do_not_fit_are_refused_and_none_is_begun() {
     assert!(matches!(refused(bench.run(SLOTS - 1, 2, 1)), Error::TooLarge { value: 81, maximum: 80, .. }));
     assert!(matches!(refused(Run { first: u32::MAX, ..bench.run(0, 1, 1) }), Error::TooLarge { .. }));
     assert!(matches!(refused(bench.run(3, 1, 0)), Error::Config { field: "generation", .. }));
-    let short = Run { buffer: AlignedBuffer::new(8191), ..bench.run(0, 1, 1) };
+    let short = Run { buffer: AlignedBuffer::new(8191).into(), ..bench.run(0, 1, 1) };
     assert!(matches!(refused(short), Error::Shape { got: 8191, expected: 8192, .. }));
     assert_eq!((bench.file.stats().writes, bench.file.generation(0)), (0, None));
 }
@@ -309,8 +310,8 @@ fn what_the_system_itself_refuses_is_an_error_of_its_page() {
             Err(error) => return println!("not here: {name}: {error}"),
         };
         let (batch, tickets) = Batch::new(1);
-        let run = Run { first: 0, generations: vec![1, 1], buffer: AlignedBuffer::new(2 * 8192) };
-        queue.push(tickets.map(|ticket| transfer::Transfer::new(shared.clone(), true, run.clone(), ticket)).collect());
+        let run = || Run { first: 0, generations: vec![1, 1], buffer: AlignedBuffer::new(2 * 8192).into() };
+        queue.push(tickets.map(|ticket| transfer::Transfer::new(shared.clone(), true, run(), ticket)).collect());
         let done = batch.wait().remove(0);
         queue.close(true);
         for (slot, result) in (0..).zip(done.results) {
@@ -328,6 +329,6 @@ fn what_the_system_itself_refuses_is_an_error_of_its_page() {
     each("io_uring", &|disk| {
         let bell = Arc::new(queue::Bell::new()?);
         let queue = Arc::new(queue::Queue::with_bell(bell.clone()));
-        uring::start(uring::Ring::new(4)?, disk, &queue, bell).map(|_| queue)
+        uring::start(uring::Ring::new(4, Arc::default())?, disk, &queue, bell).map(|_| queue)
     });
 }

@@ -2,18 +2,47 @@
 
 use super::disk::Disk;
 use super::queue::{Queue, Served};
+use super::transfer::Transfer;
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// Starts the threads; each takes one run after the other until the queue is closed and empty.
+/// Starts threads that take one run after the other until the queue is closed and empty.
 pub(super) fn start(disk: &Arc<Disk>, queue: &Arc<Queue>, threads: u32) -> io::Result<Vec<JoinHandle<()>>> {
+    let disk = disk.clone();
+    serve(queue, threads, "kvtide-file", move |mut transfer| {
+        transfer.start();
+        while let Some(op) = transfer.next() {
+            let answer = disk.perform(&op, transfer.buffer());
+            transfer.answer(answer);
+        }
+        transfer.finish();
+    })
+}
+
+/// Starts threads that finish runs whose bytes another engine has moved.
+#[cfg(target_os = "linux")]
+pub(super) fn start_checks(queue: &Arc<Queue>, threads: u32) -> io::Result<Vec<JoinHandle<()>>> {
+    serve(queue, threads, "kvtide-check", Transfer::finish)
+}
+
+fn serve(
+    queue: &Arc<Queue>,
+    threads: u32,
+    name: &str,
+    work: impl Fn(Transfer) + Clone + Send + 'static,
+) -> io::Result<Vec<JoinHandle<()>>> {
     let mut started = Vec::new();
     for number in 0..threads {
-        let (disk, served) = (disk.clone(), Served(queue.clone()));
-        let builder = std::thread::Builder::new().name(format!("kvtide-file-{number}"));
-        match builder.spawn(move || work(&disk, &served.0)) {
+        let (queue, work) = (queue.clone(), work.clone());
+        let serve = move || {
+            let queue = Served(queue);
+            while let Some(transfer) = queue.0.wait() {
+                work(transfer);
+            }
+        };
+        match std::thread::Builder::new().name(format!("{name}-{number}")).spawn(serve) {
             Ok(thread) => started.push(thread),
             // Some threads are enough.
             Err(_) if !started.is_empty() => break,
@@ -21,16 +50,6 @@ pub(super) fn start(disk: &Arc<Disk>, queue: &Arc<Queue>, threads: u32) -> io::R
         }
     }
     Ok(started)
-}
-
-fn work(disk: &Disk, queue: &Queue) {
-    while let Some(mut transfer) = queue.wait() {
-        transfer.start();
-        while let Some(op) = transfer.next() {
-            let answer = disk.perform(&op, transfer.buffer());
-            transfer.answer(answer);
-        }
-    }
 }
 
 /// Writes `block` to the start of `file` and reads it back.

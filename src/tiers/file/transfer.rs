@@ -1,7 +1,6 @@
 //! The life of one run, the same for every engine: checksums, I/O by I/O, one page at a time after a failure, the answer.
 
 use super::Shared;
-use super::aligned::AlignedBuffer;
 use super::directory::checksum;
 use super::disk::Op;
 use super::progress::{Answer, Progress};
@@ -12,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A run on its way. Dropping it delivers what has come of it: pages that did not get their turn are
+/// A run on its way. Dropping it delivers what has come of it: pages that did not get their turn, or are not checked, are
 /// [`PageFault::Closed`].
 pub(super) struct Transfer {
     file: Arc<Shared>,
@@ -20,6 +19,8 @@ pub(super) struct Transfer {
     run: Run,
     checksums: Vec<u64>,
     results: Vec<Result<(), PageFault>>,
+    /// Pages all of whose bytes were moved.
+    moved: Vec<usize>,
     /// The pages under way: all of them, or the one whose turn it is.
     pages: Range<usize>,
     progress: Progress,
@@ -32,7 +33,8 @@ impl Transfer {
         let pages = 0..run.generations.len();
         let results = pages.clone().map(|page| Err(PageFault::Closed { slot: run.first + page as u32 })).collect();
         let progress = Progress::new(pages.len() * file.layout.stride);
-        Transfer { file, write, run, checksums: Vec::new(), results, pages, progress, ticket: Some(ticket) }
+        let (checksums, moved) = (Vec::new(), Vec::new());
+        Transfer { file, write, run, checksums, results, moved, pages, progress, ticket: Some(ticket) }
     }
 
     /// Before the first I/O: a write takes checksums, clears the padding, and its slots lose what they held.
@@ -41,13 +43,13 @@ impl Transfer {
             let slot = self.slot(page);
             self.file.directory.clear(slot);
             let (start, end) = (self.at(page), self.at(page + 1));
-            let (record, padding) = self.run.buffer[start..end].split_at_mut(self.file.layout.record);
+            let (record, padding) = self.run.buffer.bytes()[start..end].split_at_mut(self.file.layout.record);
             padding.fill(0);
             self.checksums.push(checksum(slot, self.run.generations[page], record));
         }
     }
 
-    /// The next I/O; none when the run has ended.
+    /// The next I/O; none when the run has ended and is to be [finished](Self::finish).
     pub(super) fn next(&self) -> Option<Op> {
         if self.pages.is_empty() {
             return None;
@@ -58,8 +60,8 @@ impl Transfer {
     }
 
     /// The memory that [`Op::range`] counts in.
-    pub(super) fn buffer(&mut self) -> &mut AlignedBuffer {
-        &mut self.run.buffer
+    pub(super) fn buffer(&mut self) -> &mut [u8] {
+        self.run.buffer.bytes()
     }
 
     /// Takes the answer to the I/O of [`next`](Self::next).
@@ -69,14 +71,12 @@ impl Transfer {
         match self.progress.answer(answer) {
             Answer::More => {}
             Answer::Done => {
-                for page in self.pages.clone() {
-                    self.results[page] = self.complete(page);
-                }
+                self.moved.extend(self.pages.clone());
                 self.turn(self.pages.end);
             }
             Answer::End(_) | Answer::Failed(_) if self.pages.len() > 1 => self.turn(page),
             Answer::End(got) if !self.write && got >= self.file.layout.record => {
-                self.results[page] = self.complete(page);
+                self.moved.push(page);
                 self.turn(page + 1);
             }
             Answer::End(got) => {
@@ -90,10 +90,23 @@ impl Transfer {
         }
     }
 
+    /// Checks what was read, or notes what was written, and delivers the run.
+    pub(super) fn finish(mut self) {
+        for page in std::mem::take(&mut self.moved) {
+            self.results[page] = self.complete(page);
+        }
+    }
+
+    /// Whether [`finish`](Self::finish) goes over every byte.
+    #[cfg(target_os = "linux")]
+    pub(super) fn is_read(&self) -> bool {
+        !self.write
+    }
+
     /// Gives the run up while the system may still use its memory, which is never freed.
     #[cfg(target_os = "linux")]
     pub(super) fn abandon(mut self) {
-        std::mem::forget(std::mem::replace(&mut self.run.buffer, AlignedBuffer::new(0)));
+        std::mem::forget(std::mem::take(&mut self.run.buffer));
     }
 
     /// From here on one page at a time.
@@ -103,14 +116,14 @@ impl Transfer {
     }
 
     /// All bytes of a page were moved.
-    fn complete(&self, page: usize) -> Result<(), PageFault> {
+    fn complete(&mut self, page: usize) -> Result<(), PageFault> {
         let (slot, generation) = (self.slot(page), self.run.generations[page]);
         if self.write {
             self.file.directory.set(slot, generation, self.checksums[page]);
             return Ok(());
         }
-        let start = self.at(page);
-        self.file.directory.verify(slot, generation, &self.run.buffer[start..start + self.file.layout.record])
+        let (start, len) = (self.at(page), self.file.layout.record);
+        self.file.directory.verify(slot, generation, &self.run.buffer.bytes()[start..start + len])
     }
 
     fn short(&self, page: usize, got: usize) -> PageFault {
@@ -149,7 +162,7 @@ impl Drop for Transfer {
         if self.write { &counters.pages_written } else { &counters.pages_read }.fetch_add(good, Relaxed);
         counters.faults.fetch_add(self.results.len() as u64 - good, Relaxed);
         if let Some(ticket) = self.ticket.take() {
-            let buffer = std::mem::replace(&mut self.run.buffer, AlignedBuffer::new(0));
+            let buffer = std::mem::take(&mut self.run.buffer);
             ticket.deliver(RunDone { first: self.run.first, buffer, results: std::mem::take(&mut self.results) });
         }
     }

@@ -1,12 +1,13 @@
-//! The engine for Linux: one thread that keeps many I/Os in flight through io_uring.
+//! The engine for Linux: one thread that keeps many I/Os in flight through io_uring, and leaves it to others to check what
+//! was read.
 //!
 //! The thread owns every buffer from before its I/O goes out until after its completion has come back. Callers wake it
 //! through a pipe that it polls on the same ring.
 
-use super::aligned::AlignedBuffer;
 use super::disk::{Disk, Op, Verdict};
 use super::queue::{Bell, Next, Queue, Served};
 use super::transfer::Transfer;
+use crate::aligned::AlignedBuffer;
 use io_uring::{IoUring, opcode, squeue, types::Fd};
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -33,15 +34,17 @@ pub(super) struct Ring {
     ring: IoUring,
     flights: Vec<Option<Flight>>,
     free: Vec<usize>,
+    /// Reads that are to be checked.
+    checks: Arc<Queue>,
 }
 
 impl Ring {
-    /// A ring for `depth` I/Os in flight.
-    pub(super) fn new(depth: u32) -> io::Result<Ring> {
+    /// A ring for `depth` I/Os in flight; what it has read goes to `checks`.
+    pub(super) fn new(depth: u32, checks: Arc<Queue>) -> io::Result<Ring> {
         // One entry more, for the bell.
         let ring = IoUring::builder().dontfork().setup_clamp().build(depth + 1)?;
         let depth = (depth as usize).min(ring.params().sq_entries() as usize - 1).max(1);
-        Ok(Ring { ring, flights: (0..depth).map(|_| None).collect(), free: (0..depth).collect() })
+        Ok(Ring { ring, flights: (0..depth).map(|_| None).collect(), free: (0..depth).collect(), checks })
     }
 
     /// Writes `block` to the start of `file` and reads it back.
@@ -89,7 +92,7 @@ impl Ring {
         }
     }
 
-    /// Hands the system the next I/O of a run, or drops the run when it has ended.
+    /// Hands the system the next I/O of a run, or passes the run on when it has ended.
     fn go_on(&mut self, disk: &Disk, mut transfer: Transfer, number: usize) {
         while let Some(op) = transfer.next() {
             let (len, report) = match disk.verdict(&op) {
@@ -106,8 +109,8 @@ impl Ring {
                 true => opcode::Write::new(file, memory, size).offset(op.offset).build(),
                 false => opcode::Read::new(file, memory, size).offset(op.offset).build(),
             };
-            // SAFETY: `memory` is heap memory of `transfer`, which does not move with it. `transfer` goes into
-            // `flights` right below and stays there, untouched, until this I/O's completion has come back; `Drop`
+            // SAFETY: `memory` is the run's alone and does not move with `transfer`: its owner is boxed. `transfer` goes
+            // into `flights` right below and stays there, untouched, until this I/O's completion has come back; `Drop`
             // waits for that too, or leaks the memory. `disk`, and so the file, outlives the ring.
             if unsafe { self.ring.submission().push(&entry.user_data(number as u64)) }.is_err() {
                 transfer.answer(Err(io::Error::other("the submission queue is full")));
@@ -118,6 +121,7 @@ impl Ring {
             return;
         }
         self.free.push(number);
+        if transfer.is_read() { self.checks.push(vec![transfer]) } else { transfer.finish() }
     }
 
     /// Submits what is new and waits until something has come back; the flights that have, and whether the bell rang.

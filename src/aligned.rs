@@ -16,11 +16,21 @@ pub struct AlignedBuffer {
 impl AlignedBuffer {
     /// `len` bytes, all zero.
     pub fn new(len: usize) -> Self {
-        if len == 0 {
-            return AlignedBuffer { memory: Vec::new(), start: 0, len };
+        if len == 0 { Self::window(Vec::new(), 0) } else { Self::window(vec![0; len + ALIGN - 1], len) }
+    }
+
+    /// The same; `None` when there is not that much memory.
+    pub(crate) fn try_new(len: usize) -> Option<Self> {
+        let mut memory = Vec::new();
+        if len > 0 {
+            memory.try_reserve_exact(len.checked_add(ALIGN - 1)?).ok()?;
+            memory.resize(len + ALIGN - 1, 0);
         }
-        let memory = vec![0; len + ALIGN - 1];
-        let start = memory.as_ptr().align_offset(ALIGN);
+        Some(Self::window(memory, len))
+    }
+
+    fn window(memory: Vec<u8>, len: usize) -> Self {
+        let start = if len == 0 { 0 } else { memory.as_ptr().align_offset(ALIGN) };
         AlignedBuffer { memory, start, len }
     }
 }
@@ -60,16 +70,18 @@ mod tests {
     #[test]
     fn buffers_are_aligned_zeroed_and_keep_their_place_when_moved() {
         for len in [0, 1, 4095, 4096, 4097, 1 << 20] {
-            let mut buffer = AlignedBuffer::new(len);
-            assert!(buffer.len() == len && buffer.iter().all(|&byte| byte == 0));
-            if len > 0 {
-                assert!((buffer.as_ptr() as usize).is_multiple_of(ALIGN));
+            for mut buffer in [AlignedBuffer::new(len), AlignedBuffer::try_new(len).unwrap()] {
+                assert!(buffer.len() == len && buffer.iter().all(|&byte| byte == 0));
+                if len > 0 {
+                    assert!((buffer.as_ptr() as usize).is_multiple_of(ALIGN));
+                }
+                buffer.fill(7);
+                let (place, copy) = (buffer.as_ptr(), buffer.clone());
+                let moved = Box::new(buffer);
+                assert_eq!(moved.as_ptr(), place);
+                assert_eq!(&copy[..], &moved[..]);
             }
-            buffer.fill(7);
-            let (place, copy) = (buffer.as_ptr(), buffer.clone());
-            let moved = Box::new(buffer);
-            assert_eq!(moved.as_ptr(), place);
-            assert_eq!(&copy[..], &moved[..]);
         }
+        assert!(AlignedBuffer::try_new(usize::MAX).is_none() && AlignedBuffer::try_new(isize::MAX as usize).is_none());
     }
 }
