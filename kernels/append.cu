@@ -1,11 +1,15 @@
-// append: which bits of the new tokens' K and V go where? One thread writes eight elements of a key or value row.
+// append: which bits of the new tokens' K and V go where? One thread writes eight elements of a key or value row; where
+// rows are quantised, the threads of a row agree on its scale first.
+#include <cuda_fp16.h>
 #include "numeric.cuh"
+#include "quantize.cuh"
 #include "record.cuh"
 
 namespace {
 
 constexpr u32 THREADS = 256;
 constexpr u32 CHUNK = 8;
+constexpr u32 ALL = 0xffffffff;
 
 // Reads `CHUNK` elements as their own bits, by 16 bytes where they lie so.
 __device__ __forceinline__ void load(u32 (&bits)[CHUNK], u64 base, u64 first, u32 element, u32 dtype) {
@@ -75,6 +79,101 @@ __device__ __forceinline__ u32 write_chunk(const AppendParams& p, const Arena& a
     return bad;
 }
 
+// Neighbouring threads that share a quantised row: a power of two, the last of which may have nothing to hold.
+__device__ __forceinline__ u32 lanes_of(u32 dim) { return 1u << (32 - __clz(dim / CHUNK - 1)); }
+
+// Threads that quantise `rows` rows, in whole warps.
+__device__ __forceinline__ u32 threads_of(u32 rows, u32 dim) { return (rows * lanes_of(dim) + 31) / 32 * 32; }
+
+// The value of an element. (What a NaN carries is of no interest here.)
+__device__ __forceinline__ float value_of(u32 bits, u32 dtype) {
+    if (dtype == F32) return __uint_as_float(bits);
+    return dtype == F16 ? __half2float(__ushort_as_half(u16(bits))) : __uint_as_float(bits << 16);
+}
+
+// Centres and scales eight elements of a key. `channels` are those of the KV head.
+__device__ __forceinline__ void calibrate_chunk(float (&x)[CHUNK], const float* channels, u32 dim, u32 first) {
+#pragma unroll
+    for (u32 i = 0; i < CHUNK; i += 4) {
+        const float4 mean = __ldg(reinterpret_cast<const float4*>(channels + first + i));
+        const float4 inverse = __ldg(reinterpret_cast<const float4*>(channels + 2 * dim + first + i));
+        x[i] = calibrate(x[i], mean.x, inverse.x);
+        x[i + 1] = calibrate(x[i + 1], mean.y, inverse.y);
+        x[i + 2] = calibrate(x[i + 2], mean.z, inverse.z);
+        x[i + 3] = calibrate(x[i + 3], mean.w, inverse.w);
+    }
+}
+
+__device__ __forceinline__ u32 largest_of(const float (&x)[CHUNK]) {
+    u32 largest = 0;
+#pragma unroll
+    for (u32 i = 0; i < CHUNK; ++i) largest = max(largest, magnitude(x[i]));
+    return largest;
+}
+
+// The low bytes of four codes.
+__device__ __forceinline__ u32 pack(const int* codes) {
+    return __byte_perm(__byte_perm(codes[0], codes[1], 0x0040), __byte_perm(codes[2], codes[3], 0x0040), 0x5410);
+}
+
+// Quantises the row that thread `index` of a run's K or V shares, and writes this thread's part of it. Whole warps call
+// this together.
+template <bool VALUE>
+__device__ __forceinline__ u32 write_codes(const AppendParams& p, const Arena& arena, u64 source,
+                                           const float* channels, const AppendRun& run, u32 index) {
+    const RecordParams& record = p.record;
+    const ViewParams& view = VALUE ? p.v : p.k;
+    const u32 dim = VALUE ? record.v_dim : record.k_dim, lanes = lanes_of(dim);
+    const u32 first = index % lanes * CHUNK;
+    const u32 token = index / lanes % run.tokens, head = index / lanes / run.tokens;
+    const bool holds = first < dim && head < record.kv_heads;
+    float x[CHUNK] = {};
+    if (holds) {
+        const u64 offset = u64(view.base) + (VALUE ? run.v_offset : run.k_offset);
+        u32 bits[CHUNK];
+        load(bits, source, offset + u64(token) * view.row + u64(head) * view.head + u64(first) * view.element,
+             view.element, p.dtype);
+#pragma unroll
+        for (u32 i = 0; i < CHUNK; ++i) x[i] = value_of(bits[i], p.dtype);
+    }
+    u32 largest = largest_of(x), bad = 0;
+    if (largest >= INFINITE) {
+#pragma unroll
+        for (u32 i = 0; i < CHUNK; ++i) bad += magnitude(x[i]) >= INFINITE;
+    }
+    if (!VALUE && holds) {
+        calibrate_chunk(x, channels + 3ull * head * dim, dim, first);
+        largest = largest_of(x);
+    }
+    const bool finite = largest < INFINITE;
+    if (!finite) {
+        largest = 0;
+#pragma unroll
+        for (u32 i = 0; i < CHUNK; ++i)
+            if (magnitude(x[i]) < INFINITE) largest = max(largest, magnitude(x[i]));
+    }
+    for (u32 mask = lanes / 2; mask > 0; mask /= 2) largest = max(largest, __shfl_xor_sync(ALL, largest, mask));
+    if (!holds) return 0;
+    const RowScale row = row_scale(largest);
+    int codes[CHUNK];
+    if (finite) {
+#pragma unroll
+        for (u32 i = 0; i < CHUNK; ++i) codes[i] = finite_code(x[i], row.inverse);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < CHUNK; ++i) codes[i] = code(x[i], row.inverse);
+    }
+    const u64 frame = frame_at(arena, record, run.frame);
+    const u32 slot = run.slot + token;
+    const u64 at = VALUE ? value_at(record, head, slot) : key_at(record, head, slot);
+    *reinterpret_cast<uint2*>(frame + at + first) = make_uint2(pack(codes), pack(codes + 4));
+    if (first == 0) {
+        const u64 scale = VALUE ? value_scale_at(record, head, slot) : key_scale_at(record, head, slot);
+        *reinterpret_cast<float*>(frame + scale) = row.scale;
+    }
+    return bad;
+}
+
 }  // namespace
 
 // A block takes `THREADS` chunks of one run; `parts` blocks cover the longest run.
@@ -96,6 +195,28 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             bad = write_chunk<true>(p, arena, v, run, index - k_chunks);
         }
         // Rare, so nothing is gained by adding up first.
+        if (bad > 0) atomicAdd(non_finite_count, bad);
+    }
+}
+
+// The same for int8, with as many blocks a run as its lanes need. (`append` counts for int8 too, but does not write it.)
+extern "C" __global__ void __launch_bounds__(THREADS)
+    append_int8(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena, const u32* descriptors,
+                const u64 k, const u64 v, const float* channels, u32* non_finite_count, const u32 parts) {
+    const AppendRun* runs = reinterpret_cast<const AppendRun*>(descriptors + p.runs_at);
+    const u64 total = u64(p.runs) * parts;
+    for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
+        const AppendRun run = runs[work / parts];
+        const u32 rows = p.record.kv_heads * run.tokens;
+        const u32 k_threads = threads_of(rows, p.record.k_dim);
+        const u32 v_threads = threads_of(rows, p.record.v_dim);
+        const u32 index = u32(work % parts) * THREADS + threadIdx.x;
+        u32 bad = 0;
+        if (index < k_threads) {
+            bad = write_codes<false>(p, arena, k, channels, run, index);
+        } else if (index - k_threads < v_threads) {
+            bad = write_codes<true>(p, arena, v, channels, run, index - k_threads);
+        }
         if (bad > 0) atomicAdd(non_finite_count, bad);
     }
 }

@@ -6,33 +6,31 @@
 //   3. values: sixteen groups of eight threads each take every sixteenth run of four tokens; the groups are then folded.
 // What is added in which order depends on a token's place in its split alone, and every step that rounds is spelled out,
 // so neither the other vectors of the block nor Q change a bit of a state (contract C1). K and V are read once a block.
+//
+// Codes of int8 are used as they are: a key row's scale multiplies its scores, a value row's scale its weights, and the
+// query absorbs the channels of the keys.
 #include <cfloat>
-#include <cuda_fp16.h>
-#include "numeric.cuh"
+#include "chunk.cuh"
 #include "record.cuh"
+#include "scales.cuh"
+#include "tiles.cuh"
 
 namespace {
 
-constexpr int SPLIT = 256;
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / 32;
 constexpr int LANES = 8;                        // threads that share a row
 constexpr int GROUPS = THREADS / LANES;         // such groups in a block
 constexpr int TOKENS = 4;                       // consecutive tokens that a group takes at a time
 constexpr int ROUNDS = SPLIT / (GROUPS * TOKENS);
-constexpr int CHUNK = 8;                        // consecutive elements of a row that a thread takes at a time
 constexpr int MAX_DIM = 256;
 constexpr int MAX_PAGES = SPLIT / 8;
 constexpr u32 ALL = 0xffffffff;
 
-// A query vector: where its elements and its state are, and the tokens of the split that it sees.
-struct Vector {
-    u64 q, state;
-    int from, to;
-};
+static_assert(THREADS == SCALE_THREADS, "every thread loads scales");
 
-template <int Q>
-struct alignas(16) Shared {
+template <u32 FORMAT, int Q>
+struct alignas(16) Shared : Scales<FORMAT, Q> {
     // Elements 0 to 3 and 4 to 7 of every chunk apart, so that eight threads read without bank conflicts.
     float4 q[Q][2][MAX_DIM / CHUNK];
     // Scores, then weights. Four words of padding for the same reason.
@@ -40,43 +38,6 @@ struct alignas(16) Shared {
     float partial[WARPS][Q][LANES * CHUNK];
     u64 frames[MAX_PAGES];
     Vector vectors[Q];
-};
-
-// Eight elements of a row, as they are stored.
-template <u32 FORMAT>
-struct Chunk {
-    static constexpr int UNITS = FORMAT == F32 ? 2 : 1;
-    static constexpr u32 BYTES = 16 * UNITS;
-    uint4 units[UNITS];
-
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int i = 0; i < UNITS; ++i) units[i] = make_uint4(0, 0, 0, 0);
-    }
-
-    __device__ __forceinline__ void load(u64 at) {
-#pragma unroll
-        for (int i = 0; i < UNITS; ++i) units[i] = __ldg(reinterpret_cast<const uint4*>(at) + i);
-    }
-
-    __device__ __forceinline__ void decode(float (&x)[CHUNK]) const {
-#pragma unroll
-        for (int i = 0; i < UNITS; ++i) {
-            const u32 words[4] = {units[i].x, units[i].y, units[i].z, units[i].w};
-#pragma unroll
-            for (int w = 0; w < 4; ++w) {
-                if constexpr (FORMAT == F32) {
-                    x[4 * i + w] = __uint_as_float(words[w]);
-                } else if constexpr (FORMAT == F16) {
-                    x[2 * w] = __half2float(__ushort_as_half(u16(words[w])));
-                    x[2 * w + 1] = __half2float(__ushort_as_half(u16(words[w] >> 16)));
-                } else {
-                    x[2 * w] = __uint_as_float(words[w] << 16);
-                    x[2 * w + 1] = __uint_as_float(words[w] & 0xffff0000);
-                }
-            }
-        }
-    }
 };
 
 // Adds `N` values of every thread to those of the thread `MASK` lanes away, then `MASK / 2` … `LAST`. With each step a
@@ -104,56 +65,38 @@ __device__ __forceinline__ float load_element(u64 base, u64 index, u32 dtype) {
     return __uint_as_float(to_f32(bits, dtype));
 }
 
-// The tile that a work item belongs to: the last one whose first item is not above it.
-__device__ __forceinline__ const Tile& tile_of(const Tile* tiles, u32 count, u32 item) {
-    u32 low = 0, high = count;
-    while (high - low > 1) {
-        const u32 middle = low + (high - low) / 2;
-        if (tiles[middle].item <= item) {
-            low = middle;
-        } else {
-            high = middle;
+// Elements of the queries, decoded; zeros for vectors that see nothing. `channels` are those of the KV head, where pages
+// are quantised: a warp then takes a vector, scales it and sums up what its scores lack.
+template <u32 FORMAT, int Q>
+__device__ __forceinline__ void load_queries(const AttendParams& p, Shared<FORMAT, Q>& shared, u64 q,
+                                             const float* channels) {
+    const auto element = [&](u32 j, u32 d) {
+        const Vector& vector = shared.vectors[j];
+        const bool live = vector.from < vector.to;
+        return live ? load_element(q, vector.q + u64(d) * p.q.element, p.q_dtype) : 0.0f;
+    };
+    const auto keep = [&](u32 j, u32 d, float x) {
+        reinterpret_cast<float*>(&shared.q[j][d % CHUNK / 4][d / CHUNK])[d % 4] = x;
+    };
+    if constexpr (FORMAT == INT8) {
+        const float* scales = channels + p.record.k_dim;
+        for (u32 j = threadIdx.x / 32; j < Q; j += WARPS) {
+            float c = 0;
+#pragma unroll 4
+            for (u32 d = threadIdx.x % 32; d < p.record.k_dim; d += 32) {
+                const float x = element(j, d);
+                c = __fmaf_rn(x, __ldg(channels + d), c);
+                keep(j, d, __fmul_rn(x, __ldg(scales + d)));
+            }
+            fold<1, 16, 1>(&c, threadIdx.x);
+            if (threadIdx.x % 32 == 0) shared.c[j] = __fmul_rn(c, p.scale_log2);
+        }
+    } else {
+        for (u32 i = threadIdx.x; i < Q * p.record.k_dim; i += THREADS) {
+            const u32 j = i / p.record.k_dim, d = i % p.record.k_dim;
+            keep(j, d, element(j, d));
         }
     }
-    return tiles[low];
-}
-
-// Query vector `index` (row × head) of a tile, seen from the split that starts at token `first`.
-__device__ __forceinline__ Vector vector_of(const AttendParams& p, const Row* rows, const Tile& tile, u32 kv_head,
-                                            u32 split, u64 index) {
-    Vector vector = {0, 0, 0, 0};
-    const u64 at = index / p.group;
-    if (at >= tile.rows) return vector;
-    const u32 row_index = tile.row + u32(at);
-    const Row row = rows[row_index];
-    const u32 head = kv_head * p.group + u32(index % p.group);
-    const u32 first = split * SPLIT;
-    vector.from = row.start > first ? int(min(row.start - first, u32(SPLIT))) : 0;
-    vector.to = row.end > first ? int(min(row.end - first, u32(SPLIT))) : 0;
-    vector.q = u64(p.q.base) + u64(row_index) * p.q.row + u64(head) * p.q.head;
-    vector.state = (u64(row.state + split - row.split) * p.q_heads + head) * p.state_words;
-    return vector;
-}
-
-// Tokens of the split, by the vectors that see them.
-struct Span {
-    int from = SPLIT, to = 0;          // some vector
-    int all_from = 0, all_to = SPLIT;  // every vector that sees any
-};
-
-template <int Q>
-__device__ __forceinline__ Span span_of(const Shared<Q>& shared) {
-    Span span;
-#pragma unroll
-    for (int j = 0; j < Q; ++j) {
-        const int from = shared.vectors[j].from, to = shared.vectors[j].to;
-        if (from >= to) continue;
-        span.from = min(span.from, from);
-        span.to = max(span.to, to);
-        span.all_from = max(span.all_from, from);
-        span.all_to = min(span.all_to, to);
-    }
-    return span;
 }
 
 // The first of the four tokens that this thread's group takes in a round.
@@ -162,10 +105,14 @@ __device__ __forceinline__ int first_token(int round) {
 }
 
 template <u32 FORMAT, int Q>
-__device__ __forceinline__ void find_scores(const AttendParams& p, Shared<Q>& shared, const Span& span, u32 kv_head) {
+__device__ __forceinline__ void find_scores(const AttendParams& p, Shared<FORMAT, Q>& shared, const Span& span, u32 kv_head) {
     const u32 part = threadIdx.x % LANES;
     const u32 mask = (1u << p.record.page_shift) - 1;
     const u64 row_bytes = 4ull * p.record.k_row_words;
+    // Chunks of a row that are loaded together, so that enough bytes are on their way.
+    constexpr u32 STEP = FORMAT == INT8 ? 2 : 1;
+    // The scale of a quantised row comes before that of the scores.
+    const float scale = FORMAT == INT8 ? 1.0f : p.scale_log2;
     for (int round = 0; round < ROUNDS; ++round) {
         // The same for the whole warp, because its threads exchange values below.
         const int warp_first = (round * WARPS + int(threadIdx.x) / 32) * 4 * TOKENS;
@@ -173,25 +120,35 @@ __device__ __forceinline__ void find_scores(const AttendParams& p, Shared<Q>& sh
         const int token = first_token(round);
         const u64 row = shared.frames[token >> p.record.page_shift] + key_at(p.record, kv_head, token & mask);
         float dots[TOKENS][Q] = {};
-        for (u32 chunk = part; chunk * CHUNK < p.record.k_dim; chunk += LANES) {
-            Chunk<FORMAT> stored[TOKENS];
+        for (u32 first = part; first * CHUNK < p.record.k_dim; first += STEP * LANES) {
+            Chunk<FORMAT> stored[STEP][TOKENS];
 #pragma unroll
-            for (int t = 0; t < TOKENS; ++t) {
-                stored[t].clear();
-                if (token + t >= span.from && token + t < span.to)
-                    stored[t].load(row + t * row_bytes + chunk * Chunk<FORMAT>::BYTES);
-            }
-            float k[TOKENS][CHUNK];
-#pragma unroll
-            for (int t = 0; t < TOKENS; ++t) stored[t].decode(k[t]);
-#pragma unroll
-            for (int j = 0; j < Q; ++j) {
-                const float4 low = shared.q[j][0][chunk], high = shared.q[j][1][chunk];
-                const float q[CHUNK] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+            for (u32 s = 0; s < STEP; ++s) {
+                const u32 chunk = first + s * LANES;
+                const bool held = s == 0 || chunk * CHUNK < p.record.k_dim;
 #pragma unroll
                 for (int t = 0; t < TOKENS; ++t) {
+                    stored[s][t].clear();
+                    if (held && token + t >= span.from && token + t < span.to)
+                        stored[s][t].load(row + t * row_bytes + chunk * Chunk<FORMAT>::BYTES);
+                }
+            }
 #pragma unroll
-                    for (int e = 0; e < CHUNK; ++e) dots[t][j] = __fmaf_rn(q[e], k[t][e], dots[t][j]);
+            for (u32 s = 0; s < STEP; ++s) {
+                const u32 chunk = first + s * LANES;
+                if (s > 0 && chunk * CHUNK >= p.record.k_dim) continue;
+                float k[TOKENS][CHUNK];
+#pragma unroll
+                for (int t = 0; t < TOKENS; ++t) stored[s][t].decode(k[t]);
+#pragma unroll
+                for (int j = 0; j < Q; ++j) {
+                    const float4 low = shared.q[j][0][chunk], high = shared.q[j][1][chunk];
+                    const float q[CHUNK] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+                    for (int t = 0; t < TOKENS; ++t) {
+#pragma unroll
+                        for (int e = 0; e < CHUNK; ++e) dots[t][j] = __fmaf_rn(q[e], k[t][e], dots[t][j]);
+                    }
                 }
             }
         }
@@ -202,14 +159,22 @@ __device__ __forceinline__ void find_scores(const AttendParams& p, Shared<Q>& sh
         if (part % COPIES == 0) {
             float* to = &shared.scores[part / COPIES][token];
             *reinterpret_cast<float4*>(to) =
-                make_float4(__fmul_rn(dots[0][0], p.scale_log2), __fmul_rn(dots[1][0], p.scale_log2),
-                            __fmul_rn(dots[2][0], p.scale_log2), __fmul_rn(dots[3][0], p.scale_log2));
+                make_float4(__fmul_rn(dots[0][0], scale), __fmul_rn(dots[1][0], scale), __fmul_rn(dots[2][0], scale),
+                            __fmul_rn(dots[3][0], scale));
         }
     }
 }
 
-template <int Q>
-__device__ __forceinline__ void find_weights(const AttendParams& p, Shared<Q>& shared, float* states) {
+// The score of a token that vector j sees.
+template <u32 FORMAT, int Q>
+__device__ __forceinline__ float score_of(const AttendParams& p, const Shared<FORMAT, Q>& shared, int j, int token) {
+    const float score = shared.scores[j][token];
+    if constexpr (FORMAT == INT8) return __fmul_rn(__fmul_rn(score, shared.k_scale[token]), p.scale_log2);
+    return score;
+}
+
+template <u32 FORMAT, int Q>
+__device__ __forceinline__ void find_weights(const AttendParams& p, Shared<FORMAT, Q>& shared, float* states) {
     const int lane = threadIdx.x % 32;
     for (int j = threadIdx.x / 32; j < Q; j += WARPS) {
         const Vector vector = shared.vectors[j];
@@ -218,7 +183,8 @@ __device__ __forceinline__ void find_weights(const AttendParams& p, Shared<Q>& s
 #pragma unroll
         for (int i = 0; i < SPLIT / 32; ++i) {
             const int token = lane + 32 * i;
-            score[i] = token >= vector.from && token < vector.to ? shared.scores[j][token] : -FLT_MAX;
+            const bool seen = token >= vector.from && token < vector.to;
+            score[i] = seen ? score_of<FORMAT, Q>(p, shared, j, token) : -FLT_MAX;
             m = fmaxf(m, score[i]);
         }
 #pragma unroll
@@ -229,18 +195,22 @@ __device__ __forceinline__ void find_weights(const AttendParams& p, Shared<Q>& s
             const int token = lane + 32 * i;
             const bool seen = token >= vector.from && token < vector.to;
             const float weight = seen ? exp2f(__fsub_rn(score[i], m)) : 0.0f;
-            shared.scores[j][token] = weight;
+            float x = weight;
+            if constexpr (FORMAT == INT8) x = seen ? __fmul_rn(weight, shared.v_scale[token]) : 0.0f;
+            shared.scores[j][token] = x;
             l = __fadd_rn(l, weight);
         }
         fold<1, 16, 1>(&l, lane);
         if (lane == 0 && vector.from < vector.to) {
-            *reinterpret_cast<float4*>(states + vector.state + p.record.v_dim) = make_float4(m, l, 0, 0);
+            float c = 0;
+            if constexpr (FORMAT == INT8) c = shared.c[j];
+            *reinterpret_cast<float4*>(states + vector.state + p.record.v_dim) = make_float4(m, l, c, 0);
         }
     }
 }
 
 template <u32 FORMAT, int Q>
-__device__ __forceinline__ void find_values(const AttendParams& p, Shared<Q>& shared, const Span& span, u32 kv_head,
+__device__ __forceinline__ void find_values(const AttendParams& p, Shared<FORMAT, Q>& shared, const Span& span, u32 kv_head,
                                             float* states) {
     constexpr u32 COLUMNS = LANES * CHUNK;
     const u32 lane = threadIdx.x % 32, part = threadIdx.x % LANES;
@@ -316,9 +286,9 @@ __device__ __forceinline__ void find_values(const AttendParams& p, Shared<Q>& sh
 // Block `work` of the call: vectors, KV head and item, the fastest first, so that blocks that read the same pages run
 // together.
 template <u32 FORMAT, int Q>
-__device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena, Shared<Q>& shared,
-                                       const u32* descriptors, const u32* tables, u64 q, float* states,
-                                       u32 vector_tiles, u64 work) {
+__device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena, Shared<FORMAT, Q>& shared,
+                                       const u32* descriptors, const u32* tables, u64 q, const float* channels,
+                                       float* states, u32 vector_tiles, u64 work) {
     const u32 vector_tile = u32(work % vector_tiles);
     const u32 kv_head = u32(work / vector_tiles % p.record.kv_heads);
     const u32 item = p.first_item + u32(work / vector_tiles / p.record.kv_heads);
@@ -330,7 +300,7 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
         shared.vectors[threadIdx.x] = vector_of(p, rows, tile, kv_head, split, index);
     }
     __syncthreads();
-    const Span span = span_of(shared);
+    const Span span = span_of(shared.vectors);
     if (span.from >= span.to) return;
     if (threadIdx.x < SPLIT >> p.record.page_shift) {
         const int page = threadIdx.x, first = page << p.record.page_shift;
@@ -338,17 +308,18 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
         const u64 entry = u64(tile.table) + (u64(split) * SPLIT >> p.record.page_shift) + page;
         shared.frames[page] = seen ? frame_at(arena, p.record, __ldg(tables + entry)) : 0;
     }
-    for (u32 i = threadIdx.x; i < Q * p.record.k_dim; i += THREADS) {
-        const u32 j = i / p.record.k_dim, d = i % p.record.k_dim;
-        const Vector& vector = shared.vectors[j];
-        const bool live = vector.from < vector.to;
-        const float x = live ? load_element(q, vector.q + u64(d) * p.q.element, p.q_dtype) : 0.0f;
-        reinterpret_cast<float*>(&shared.q[j][d % CHUNK / 4][d / CHUNK])[d % 4] = x;
+    load_queries<FORMAT, Q>(p, shared, q, channels + 3ull * kv_head * p.record.k_dim);
+    __syncthreads();
+    if constexpr (FORMAT == INT8) {
+        // On their way while the scores are summed.
+        const float4 scales = load_scales(p.record, shared.frames, span, kv_head);
+        find_scores<FORMAT, Q>(p, shared, span, kv_head);
+        keep_scales<Q>(shared, scales);
+    } else {
+        find_scores<FORMAT, Q>(p, shared, span, kv_head);
     }
     __syncthreads();
-    find_scores<FORMAT, Q>(p, shared, span, kv_head);
-    __syncthreads();
-    find_weights<Q>(p, shared, states);
+    find_weights<FORMAT, Q>(p, shared, states);
     __syncthreads();
     find_values<FORMAT, Q>(p, shared, span, kv_head, states);
 }
@@ -358,11 +329,11 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
 #define ATTEND(NAME, FORMAT, Q)                                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS, Q == 8 ? 3 : 4)                                              \
         NAME(const __grid_constant__ AttendParams p, const __grid_constant__ Arena arena, const u32* descriptors,      \
-             const u32* tables, const u64 q, float* states, const u32 vector_tiles) {                                  \
-        __shared__ Shared<Q> shared;                                                                                   \
+             const u32* tables, const u64 q, const float* channels, float* states, const u32 vector_tiles) {           \
+        __shared__ Shared<FORMAT, Q> shared;                                                                           \
         const u64 total = u64(p.items) * p.record.kv_heads * vector_tiles;                                             \
         for (u64 work = blockIdx.x; work < total; work += gridDim.x) {                                                 \
-            attend<FORMAT, Q>(p, arena, shared, descriptors, tables, q, states, vector_tiles, work);                   \
+            attend<FORMAT, Q>(p, arena, shared, descriptors, tables, q, channels, states, vector_tiles, work);         \
             __syncthreads();                                                                                           \
         }                                                                                                              \
     }
@@ -376,3 +347,6 @@ ATTEND(attend_f16_8, F16, 8)
 ATTEND(attend_bf16_1, BF16, 1)
 ATTEND(attend_bf16_4, BF16, 4)
 ATTEND(attend_bf16_8, BF16, 8)
+ATTEND(attend_int8_1, INT8, 1)
+ATTEND(attend_int8_4, INT8, 4)
+ATTEND(attend_int8_8, INT8, 8)

@@ -9,15 +9,15 @@ constexpr u32 MAX_THREADS = 128;
 // States that are loaded together, so that their loads overlap.
 constexpr u32 BATCH = 4;
 
-// Two elements of a state, and its maximum and sum.
+// Two elements of a state, and its maximum, its sum and what its scores lack.
 struct Part {
     float2 o;
-    float m, l;
+    float m, l, c;
 };
 
 struct Total {
     float2 o = {0, 0};
-    float m = -FLT_MAX, l = 0;
+    float m = -FLT_MAX, l = 0, c = 0;
 
     // A state that saw nothing is passed over, whatever its other words hold; the first that saw something is taken as
     // it is, so that a fold of folds has the bits of one fold.
@@ -27,6 +27,7 @@ struct Total {
             o = part.o;
             m = part.m;
             l = part.l;
+            c = part.c;
             return;
         }
         const float top = fmaxf(m, part.m);
@@ -38,12 +39,12 @@ struct Total {
     }
 };
 
-// Two floats of states that this kernel only reads, or that it also writes.
-template <bool WRITTEN>
-__device__ __forceinline__ float2 load_two(const float* from) {
-    const float2* two = reinterpret_cast<const float2*>(from);
-    if constexpr (WRITTEN) return *two;
-    return __ldg(two);
+// Floats of states that this kernel only reads, or that it also writes.
+template <bool WRITTEN, class Floats>
+__device__ __forceinline__ Floats load(const float* from) {
+    const Floats* floats = reinterpret_cast<const Floats*>(from);
+    if constexpr (WRITTEN) return *floats;
+    return __ldg(floats);
 }
 
 // Elements `2 * pair` and the next of `count` states from `first` on, folded left to right.
@@ -57,8 +58,8 @@ __device__ __forceinline__ Total fold_states(const Params& p, const float* state
         for (u32 i = 0; i < BATCH; ++i) {
             if (done + i >= count) continue;
             const float* state = states + ((u64(first) + done + i) * p.q_heads + head) * p.state_words;
-            const float2 tail = load_two<WRITTEN>(state + p.v_dim);
-            parts[i] = {load_two<WRITTEN>(state + 2 * pair), tail.x, tail.y};
+            const float4 tail = load<WRITTEN, float4>(state + p.v_dim);
+            parts[i] = {load<WRITTEN, float2>(state + 2 * pair), tail.x, tail.y, tail.z};
         }
 #pragma unroll
         for (u32 i = 0; i < BATCH; ++i)
@@ -95,14 +96,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         }
         if (p.with_lse && pair == 0) {
             constexpr float LN_2 = 0.693147180559945309f;
-            const float value = seen ? __fmul_rn(__fadd_rn(sum.m, log2f(sum.l)), LN_2) : __uint_as_float(0xff800000);
+            const float value = seen ? __fmul_rn(__fadd_rn(__fadd_rn(sum.m, log2f(sum.l)), sum.c), LN_2)
+                                     : __uint_as_float(0xff800000);
             lse[u64(p.lse.base) + u64(row) * p.lse.row + u64(head) * p.lse.head] = value;
         }
     }
 }
 
-// A block folds one row and head; a thread holds two elements. The target may be the row's first source, whose maximum
-// and sum every thread reads: nobody writes before all have read.
+// A block folds one row and head; a thread holds two elements. The target may be the row's first source, whose tail
+// every thread reads: nobody writes before all have read.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     fold(const __grid_constant__ FoldParams p, const u32* descriptors, float* states) {
     const FoldRow* rows = reinterpret_cast<const FoldRow*>(descriptors + p.rows_at);
@@ -117,6 +119,6 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         __syncthreads();
         float* to = states + (u64(row.to) * p.q_heads + head) * p.state_words;
         if (holds) reinterpret_cast<float2*>(to)[pair] = sum.o;
-        if (pair == 0) *reinterpret_cast<float2*>(to + p.v_dim) = make_float2(sum.m, sum.l);
+        if (pair == 0) *reinterpret_cast<float4*>(to + p.v_dim) = make_float4(sum.m, sum.l, sum.c, 0);
     }
 }

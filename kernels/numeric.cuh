@@ -10,8 +10,8 @@
 #define KV_BOTH inline
 #endif
 
-// `Dtype::code`
-constexpr u32 F32 = 0, F16 = 1, BF16 = 2;
+// `Dtype::code`, and `PageFormat::code` with one more
+constexpr u32 F32 = 0, F16 = 1, BF16 = 2, INT8 = 3;
 
 KV_BOTH u32 f16_to_f32(u32 half) {
     const u32 sign = (half & 0x8000) << 16;

@@ -1,6 +1,6 @@
 // project: what are stored keys on a basis? A block takes sixteen tokens of one run and KV head: it decodes their keys
 // once, then each thread sums two columns of the basis for four tokens, in the order of the elements.
-#include "numeric.cuh"
+#include "chunk.cuh"
 #include "projections.cuh"
 
 namespace {
@@ -8,40 +8,57 @@ namespace {
 constexpr u32 THREADS = 64;
 constexpr u32 TILE = 16;   // tokens of a block
 constexpr u32 QUAD = 4;    // tokens of a thread
-constexpr u32 CHUNK = 8;   // consecutive elements that a thread decodes
 constexpr u32 MAX_DIM = 256;
 
 // Element d of the tile's tokens, with a quad of padding that spreads the elements over the banks.
 using Keys = float[MAX_DIM][TILE + QUAD];
 
-// Eight elements of a key row as floats.
+// Eight elements of a key row as floats; codes of int8 as they are.
 __device__ __forceinline__ void load(float (&x)[CHUNK], u64 at, u32 format) {
+    if (format == INT8) {
+        Chunk<INT8> stored;
+        stored.load(at);
+        return stored.decode(x);
+    }
     const uint4* from = reinterpret_cast<const uint4*>(at);
     const uint4 a = __ldg(from);
     if (format == F32) {
         const uint4 b = __ldg(from + 1);
         const u32 words[CHUNK] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
 #pragma unroll
-        for (u32 i = 0; i < CHUNK; ++i) x[i] = __uint_as_float(words[i]);
+        for (int i = 0; i < CHUNK; ++i) x[i] = __uint_as_float(words[i]);
     } else {
         const u32 words[4] = {a.x, a.y, a.z, a.w};
 #pragma unroll
-        for (u32 i = 0; i < CHUNK; ++i) x[i] = __uint_as_float(to_f32(words[i / 2] >> 16 * (i % 2) & 0xffff, format));
+        for (int i = 0; i < CHUNK; ++i) x[i] = __uint_as_float(to_f32(words[i / 2] >> 16 * (i % 2) & 0xffff, format));
     }
 }
 
-// Decodes the keys of tokens `first` … of a run; zeros past its end.
+// Eight elements of the key that codes stand for: mean + code × scale of the row × scale of the channel.
+__device__ __forceinline__ void restore(float (&x)[CHUNK], float row_scale, const float* mean, const float* scale) {
+#pragma unroll
+    for (int i = 0; i < CHUNK; ++i)
+        x[i] = __fadd_rn(__ldg(mean + i), __fmul_rn(__fmul_rn(x[i], row_scale), __ldg(scale + i)));
+}
+
+// Decodes the keys of tokens `first` … of a run; zeros past its end. `channels` are those of the KV head, where pages are
+// quantised.
 __device__ __forceinline__ void stage(const RecordParams& record, u64 frame, const ProjectRun& run, u32 head, u32 first,
-                                      Keys& keys) {
+                                      const float* channels, Keys& keys) {
+    const u32 bytes = record.format == INT8 ? 1 : record.format == F32 ? 4 : 2;
     for (u32 i = threadIdx.x; i < TILE * (record.k_dim / CHUNK); i += THREADS) {
         const u32 token = i % TILE, element = i / TILE * CHUNK;
         float x[CHUNK] = {};
         if (first + token < run.tokens) {
-            const u64 row = frame + key_at(record, head, run.slot + first + token);
-            load(x, row + u64(element) * (record.format == F32 ? 4 : 2), record.format);
+            const u32 slot = run.slot + first + token;
+            load(x, frame + key_at(record, head, slot) + u64(element) * bytes, record.format);
+            if (record.format == INT8) {
+                const float scale = __ldg(reinterpret_cast<const float*>(frame + key_scale_at(record, head, slot)));
+                restore(x, scale, channels + element, channels + record.k_dim + element);
+            }
         }
 #pragma unroll
-        for (u32 e = 0; e < CHUNK; ++e) keys[element + e][token] = x[e];
+        for (int e = 0; e < CHUNK; ++e) keys[element + e][token] = x[e];
     }
 }
 
@@ -67,7 +84,8 @@ __device__ __forceinline__ void sum(const ProjectParams& p, const u32* matrix, c
 // `tiles` blocks cover the longest run of one KV head.
 extern "C" __global__ void __launch_bounds__(THREADS)
     project(const __grid_constant__ ProjectParams p, const __grid_constant__ Arena arena,
-            const __grid_constant__ Arena projections, const u32* descriptors, const u32* basis, const u32 tiles) {
+            const __grid_constant__ Arena projections, const u32* descriptors, const u32* basis,
+            const float* channels, const u32 tiles) {
     __shared__ __align__(16) Keys keys;
     const ProjectRun* runs = reinterpret_cast<const ProjectRun*>(descriptors + p.runs_at);
     const u32 pairs = p.projections.rank / 2;
@@ -78,7 +96,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const ProjectRun run = runs[work / tiles / p.record.kv_heads];
         if (first >= run.tokens) continue;
         __syncthreads();
-        stage(p.record, frame_at(arena, p.record, run.frame), run, head, first, keys);
+        stage(p.record, frame_at(arena, p.record, run.frame), run, head, first,
+              channels + 3ull * head * p.record.k_dim, keys);
         __syncthreads();
         const u32* matrix = basis + p.basis_base + u64(head) * p.basis_stride;
         const u64 record = projection_at(projections, p.projections, run.page);

@@ -27,3 +27,13 @@ __device__ __forceinline__ u64 key_at(const RecordParams& record, u32 head, u32 
 __device__ __forceinline__ u64 value_at(const RecordParams& record, u32 head, u32 slot) {
     return 4ull * (record.v_base_words + ((u64(head) << record.page_shift) + slot) * record.v_row_words);
 }
+
+// Offset of the scale of a key row in its record, in quantised formats.
+__device__ __forceinline__ u64 key_scale_at(const RecordParams& record, u32 head, u32 slot) {
+    return 4ull * (u64(record.scale_base_words) + (u64(head) << record.page_shift) + slot);
+}
+
+// Offset of the scale of a value row in its record, in quantised formats.
+__device__ __forceinline__ u64 value_scale_at(const RecordParams& record, u32 head, u32 slot) {
+    return key_scale_at(record, head, slot) + (4ull * record.kv_heads << record.page_shift);
+}

@@ -9,7 +9,7 @@ use kvtide::attention::{Visible, plan, state_words};
 use kvtide::backend::HostUse;
 use kvtide::backend::cpu::CpuBackend;
 use kvtide::backend::cuda::{CudaBackend, cudarc};
-use kvtide::backend::ops::{Append, Arena, Attend, Merge, Place, Transfer};
+use kvtide::backend::ops::{Append, Arena, Attend, Channels, Merge, Place, Transfer};
 use kvtide::backend::params::{AppendRun, Move};
 use kvtide::record::Record;
 use kvtide::{Backend, DeviceBuffer, Dtype, Error, Geometry, PageFormat, Result, View};
@@ -110,6 +110,8 @@ struct Scene<'a, B: Backend> {
     slab_shift: u32,
     tables: B::Buffer,
     table_at: Vec<u32>,
+    /// What the keys of quantised pages are calibrated by.
+    channels: Option<B::Buffer>,
 }
 
 /// Output and log-sum-exp as bytes.
@@ -137,7 +139,11 @@ impl<'a, B: Backend> Scene<'a, B> {
             slab_shift,
             tables: backend.alloc("tables", u64::from(total) * 4)?,
             table_at: Vec::new(),
+            channels: None,
         };
+        if geometry.page_format().is_quantized() {
+            scene.channels = Some(scene.uploaded(&channels(&geometry))?);
+        }
         for _ in 0..case.slabs {
             let bytes = record.frame_stride() << slab_shift;
             let slab = scene.filled(bytes)?;
@@ -176,8 +182,9 @@ impl<'a, B: Backend> Scene<'a, B> {
         let (k, v) = (tensor(geometry.k_dim(), 1)?, tensor(geometry.v_dim(), 2)?);
         let non_finite = self.uploaded(&[0; 4])?;
         let arena = Arena { slabs: &self.slabs, slab_shift: self.slab_shift };
-        let (k, v, non_finite, record) = (&k, &v, &non_finite, self.record);
-        self.backend.append(&mut self.stream, &Append { record, arena, k, v, runs, non_finite, write: true })?;
+        let (k, v, non_finite, record, channels) = (&k, &v, &non_finite, self.record, channels_in(&self.channels));
+        let append = Append { record, arena, k, v, channels, runs, non_finite, write: true };
+        self.backend.append(&mut self.stream, &append)?;
         let mut count = [0; 4];
         self.backend.download(&mut self.stream, non_finite, 0, &mut count)?;
         assert_eq!(count, [0; 4], "non-finite elements");
@@ -229,6 +236,7 @@ impl<'a, B: Backend> Scene<'a, B> {
             arena: Arena { slabs: &self.slabs, slab_shift: self.slab_shift },
             tables: &self.tables,
             q: &q,
+            channels: channels_in(&self.channels),
             scale: 1.0 / (geometry.k_dim() as f32).sqrt(),
             rows: &batch.rows,
             tiles: &batch.tiles,
@@ -240,6 +248,23 @@ impl<'a, B: Backend> Scene<'a, B> {
         self.backend.merge(&mut self.stream, &merge)?;
         Ok(Answer { out: self.bytes(&out.buffer)?, lse: self.bytes(&lse.buffer)? })
     }
+}
+
+fn channels_in<Buf>(buffer: &Option<Buf>) -> Option<Channels<'_, Buf>> {
+    buffer.as_ref().map(|buffer| Channels { buffer, offset: 0 })
+}
+
+/// Means, scales and their inverses for the keys of quantised pages.
+fn channels(geometry: &Geometry) -> Vec<u8> {
+    let dim = u64::from(geometry.k_dim());
+    let heads = 0..u64::from(geometry.kv_heads());
+    let scale = |at: u64| noise(5 << 40 | at).exp2();
+    let head = |head: u64| {
+        let channels = move || head * dim..(head + 1) * dim;
+        let means = channels().map(|at| noise(6 << 40 | at));
+        means.chain(channels().map(scale)).chain(channels().map(move |at| 1.0 / scale(at)))
+    };
+    encode(heads.flat_map(head), Dtype::F32)
 }
 
 /// ‖a − b‖ / ‖b‖ in the Euclidean norm.
@@ -280,7 +305,8 @@ fn every_format_and_head_dim_answers_as_the_cpu_does() -> Result<()> {
     let Some(cuda) = device() else { return Ok(()) };
     let dims = [(16, 16), (64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (128, 192), (256, 256), (24, 40)];
     for (at, (k_dim, v_dim)) in dims.into_iter().enumerate() {
-        for (format, dtype) in PageFormat::ALL.into_iter().zip(Dtype::ALL) {
+        for format in PageFormat::ALL {
+            let dtype = format.dtype().unwrap_or(Dtype::Bf16);
             let geometry = Geometry::new(1, 6, 2, k_dim).value_dim(v_dim).format(format).page_size([16, 64, 8][at % 3]);
             let mut case = Case::new(geometry, &[37, 257]);
             case.slabs = [1, 2, 5][at % 3];
@@ -309,7 +335,7 @@ fn every_group_size_reads_its_own_kv_head() -> Result<()> {
 fn lengths_and_pages_meet_at_every_edge() -> Result<()> {
     let Some(cuda) = device() else { return Ok(()) };
     for page in [8, 16, 64, 256] {
-        for format in [PageFormat::F32, PageFormat::Bf16] {
+        for format in [PageFormat::F32, PageFormat::Bf16, PageFormat::Int8] {
             let geometry = Geometry::new(1, 4, 2, 64).page_size(page).format(format);
             let mut case = Case::new(geometry, &[1, 15, 16, 17, 255, 256, 257, 600, 4113]);
             case.slabs = 2;
@@ -394,6 +420,7 @@ fn staged_bytes_are_not_overwritten_before_they_are_read() -> Result<()> {
             arena: Arena { slabs: &scene.slabs, slab_shift: scene.slab_shift },
             tables: &scene.tables,
             q: &q,
+            channels: None,
             scale: 1.0,
             rows: &batch.rows,
             tiles: &batch.tiles,

@@ -1,6 +1,7 @@
-//! How is `append` launched? One thread for eight elements, in blocks that each take a part of one run.
+//! How is `append` launched? One thread for eight elements, in blocks that each take a part of one run; where it
+//! quantises, the threads of a row are a power of two, and those of K and of V whole warps.
 
-use super::kernels::{ArenaArg, Kernels, arg, launch};
+use super::kernels::{ArenaArg, Kernels, arg, channels_address, launch};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
 use crate::Result;
@@ -25,12 +26,35 @@ pub(super) fn append(kernels: &Kernels, stream: &mut CudaStream, args: &Append<'
         runs: super::count(args.runs.len(), "the number of runs")?,
         write: args.write.into(),
     };
-    let chunks = geometry.kv_heads() * longest * ((geometry.k_dim() + geometry.v_dim()) / CHUNK);
-    let parts = chunks.div_ceil(THREADS);
+    let rows = geometry.kv_heads() * longest;
+    // Counting alone has nothing to do with the format.
+    let quantizes = args.write && args.record.format().is_quantized();
+    let threads = |dim: u32| match dim / CHUNK {
+        chunks if quantizes => (rows * chunks.next_power_of_two()).next_multiple_of(32),
+        chunks => rows * chunks,
+    };
+    let parts = (threads(geometry.k_dim()) + threads(geometry.v_dim())).div_ceil(THREADS);
+    let blocks = u64::from(params.runs) * u64::from(parts);
     let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.runs)])?;
     let (k, v) = (args.k.buffer.at(args.k.offset), args.v.buffer.at(args.v.offset));
     let counter = args.non_finite.address();
+    if quantizes {
+        let channels = channels_address(args.channels)?;
+        let list = &mut [
+            arg(&params),
+            arg(&arena),
+            arg(&descriptors),
+            arg(&k),
+            arg(&v),
+            arg(&channels),
+            arg(&counter),
+            arg(&parts),
+        ];
+        // SAFETY: the parameters of `append_int8` in kernels/append.cu; frames, slots, views, channels and counter were
+        // validated.
+        return unsafe { launch(&kernels.append_int8, stream, blocks, THREADS, list) };
+    }
     let list = &mut [arg(&params), arg(&arena), arg(&descriptors), arg(&k), arg(&v), arg(&counter), arg(&parts)];
     // SAFETY: the parameters of `append` in kernels/append.cu; frames, slots, views and counter were validated.
-    unsafe { launch(&kernels.append, stream, u64::from(params.runs) * u64::from(parts), THREADS, list) }
+    unsafe { launch(&kernels.append, stream, blocks, THREADS, list) }
 }

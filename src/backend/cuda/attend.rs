@@ -1,6 +1,6 @@
 //! How is `attend` launched? A block for each work item, KV head and group of query vectors.
 
-use super::kernels::{ArenaArg, Kernels, arg, launch};
+use super::kernels::{ArenaArg, Kernels, arg, channels_address, launch};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
 use crate::attention::{SPLIT, state_words};
@@ -48,9 +48,18 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
     let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.tiles), bytemuck::cast_slice(args.rows)])?;
     let tables = args.tables.address();
     let q = args.q.buffer.at(args.q.offset);
-    let list =
-        &mut [arg(&params), arg(&arena), arg(&descriptors), arg(&tables), arg(&q), arg(&states), arg(&vector_tiles)];
-    // SAFETY: the parameters of `attend_…` in kernels/attend.cu; tiles, rows, queries and states were validated, and table
-    // entries are the store's to keep valid.
+    let channels = channels_address(args.channels)?;
+    let list = &mut [
+        arg(&params),
+        arg(&arena),
+        arg(&descriptors),
+        arg(&tables),
+        arg(&q),
+        arg(&channels),
+        arg(&states),
+        arg(&vector_tiles),
+    ];
+    // SAFETY: the parameters of `attend_…` in kernels/attend.cu; tiles, rows, queries, channels and states were validated,
+    // and table entries are the store's to keep valid.
     unsafe { launch(function, stream, blocks, THREADS, list) }
 }

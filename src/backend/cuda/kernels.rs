@@ -3,8 +3,8 @@
 use super::driver::{failed, unavailable};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
-use crate::backend::ops::Arena;
-use crate::{Dtype, PageFormat, Result};
+use crate::backend::ops::{Arena, Channels};
+use crate::{PageFormat, Result};
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
 use std::ffi::c_void;
@@ -39,6 +39,7 @@ pub(super) fn compiled() -> Result<()> {
 /// The functions of one context.
 pub(super) struct Kernels {
     pub(super) append: CudaFunction,
+    pub(super) append_int8: CudaFunction,
     pub(super) transfer: CudaFunction,
     pub(super) sum: CudaFunction,
     pub(super) merge: CudaFunction,
@@ -46,7 +47,7 @@ pub(super) struct Kernels {
     pub(super) project: CudaFunction,
     pub(super) project_queries: CudaFunction,
     pub(super) score: CudaFunction,
-    /// By the code of the page's element type, then by query tile.
+    /// By the code of the page's format, then by query tile.
     attend: Vec<[CudaFunction; QUERY_TILES.len()]>,
 }
 
@@ -64,14 +65,16 @@ impl Kernels {
         let module = |fatbin: &[u8]| context.load_module(Ptx::from_binary(fatbin.to_vec())).map_err(refused);
         let function =
             |module: &Arc<CudaModule>, name: &str| module.load_function(name).map_err(failed("cuModuleGetFunction"));
+        let append = module(fatbin!("append"))?;
         let (attend, merge) = (module(fatbin!("attend"))?, module(fatbin!("merge"))?);
         let score = module(fatbin!("score"))?;
-        let by_tile = |dtype: Dtype| {
-            let [a, b, c] = QUERY_TILES.map(|q| function(&attend, &format!("attend_{}_{q}", dtype.name())));
+        let by_tile = |format: PageFormat| {
+            let [a, b, c] = QUERY_TILES.map(|q| function(&attend, &format!("attend_{}_{q}", format.name())));
             Ok([a?, b?, c?])
         };
         Ok(Kernels {
-            append: function(&module(fatbin!("append"))?, "append")?,
+            append: function(&append, "append")?,
+            append_int8: function(&append, "append_int8")?,
             transfer: function(&module(fatbin!("transfer"))?, "transfer")?,
             sum: function(&module(fatbin!("sum"))?, "sum")?,
             merge: function(&merge, "merge")?,
@@ -79,7 +82,7 @@ impl Kernels {
             project: function(&module(fatbin!("project"))?, "project")?,
             project_queries: function(&score, "project_queries")?,
             score: function(&score, "score")?,
-            attend: Dtype::ALL.into_iter().map(by_tile).collect::<Result<_>>()?,
+            attend: PageFormat::ALL.into_iter().map(by_tile).collect::<Result<_>>()?,
         })
     }
 
@@ -88,7 +91,7 @@ impl Kernels {
     pub(super) fn attend(&self, format: PageFormat, vectors: u64) -> (&CudaFunction, u32) {
         let last = QUERY_TILES.len() - 1;
         let tile = QUERY_TILES.iter().position(|&q| u64::from(q) >= vectors).unwrap_or(last);
-        (&self.attend[format.dtype().code() as usize][tile], QUERY_TILES[tile])
+        (&self.attend[format.code() as usize][tile], QUERY_TILES[tile])
     }
 }
 
@@ -118,6 +121,14 @@ impl ArenaArg {
         let mut slabs = [0; MAX_SLABS];
         slabs[0] = address;
         ArenaArg { slabs, slab_shift: 0, reserved: 0 }
+    }
+}
+
+/// The address of a layer's channels, which kernels read 16 bytes at a time; 0 where pages have none.
+pub(super) fn channels_address(channels: Option<Channels<'_, CudaMemory>>) -> Result<sys::CUdeviceptr> {
+    match channels {
+        Some(channels) => Ok(channels.buffer.aligned("the address of the key calibration")? + channels.offset),
+        None => Ok(0),
     }
 }
 

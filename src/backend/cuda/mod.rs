@@ -25,8 +25,8 @@ pub use stream::{CudaEvent, CudaStream};
 pub use swap::CudaHost;
 
 use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, also_project, check_sum, copy_sides, range};
-use super::{Backend, Caps, DeviceId, HostUse, Swap, host_range};
-use crate::{Error, PageFormat, Result};
+use super::{Backend, Caps, DeviceId, HostUse, Operation, Swap, host_range};
+use crate::{Error, Result};
 use cudarc::driver::{CudaContext, result, sys};
 use driver::failed;
 use std::fmt;
@@ -80,7 +80,7 @@ impl CudaBackend {
     /// As for [`open`](Self::open).
     pub fn from_context(context: Arc<CudaContext>) -> Result<Self> {
         let kernels = kernels::Kernels::load(&context)?;
-        let caps = driver::caps(&context, QUERY_TILE, |_| &PageFormat::NATIVE)?;
+        let caps = driver::caps(&context, QUERY_TILE, Operation::formats)?;
         Ok(CudaBackend { inner: Arc::new(Inner { caps, kernels, context }) })
     }
 

@@ -1,7 +1,7 @@
 //! How are `project` and `score` launched? A block for each sixteen tokens of a run and KV head; a block for each query
 //! vector, then up to four warps for each scored page.
 
-use super::kernels::{ArenaArg, Kernels, arg, launch};
+use super::kernels::{ArenaArg, Kernels, arg, channels_address, launch};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
 use crate::Result;
@@ -39,8 +39,17 @@ pub(super) fn project(
     let blocks = u64::from(params.runs) * u64::from(params.record.kv_heads) * u64::from(tiles);
     let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.runs)])?;
     let basis = args.basis.buffer.at(args.basis.offset);
-    let list = &mut [arg(&params), arg(&arena), arg(&projections), arg(&descriptors), arg(&basis), arg(&tiles)];
-    // SAFETY: the parameters of `project` in kernels/project.cu; frames, records, slots and basis were validated.
+    let channels = channels_address(args.channels)?;
+    let list = &mut [
+        arg(&params),
+        arg(&arena),
+        arg(&projections),
+        arg(&descriptors),
+        arg(&basis),
+        arg(&channels),
+        arg(&tiles),
+    ];
+    // SAFETY: the parameters of `project` in kernels/project.cu; frames, records, slots, basis and channels were validated.
     unsafe { launch(&kernels.project, stream, blocks, PROJECT_THREADS, list) }
 }
 

@@ -1,0 +1,63 @@
+// Which tokens of a split does each query vector see? Work items, their tiles, and the tokens of a tile's vectors.
+#pragma once
+#include "params.cuh"
+
+constexpr int SPLIT = 256;
+
+// A query vector: where its elements and its state are, and the tokens of the split that it sees.
+struct Vector {
+    u64 q, state;
+    int from, to;
+};
+
+// The tile that a work item belongs to: the last one whose first item is not above it.
+__device__ __forceinline__ const Tile& tile_of(const Tile* tiles, u32 count, u32 item) {
+    u32 low = 0, high = count;
+    while (high - low > 1) {
+        const u32 middle = low + (high - low) / 2;
+        if (tiles[middle].item <= item) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return tiles[low];
+}
+
+// Query vector `index` (row × head) of a tile, seen from the split that starts at token `first`.
+__device__ __forceinline__ Vector vector_of(const AttendParams& p, const Row* rows, const Tile& tile, u32 kv_head,
+                                            u32 split, u64 index) {
+    Vector vector = {0, 0, 0, 0};
+    const u64 at = index / p.group;
+    if (at >= tile.rows) return vector;
+    const u32 row_index = tile.row + u32(at);
+    const Row row = rows[row_index];
+    const u32 head = kv_head * p.group + u32(index % p.group);
+    const u32 first = split * SPLIT;
+    vector.from = row.start > first ? int(min(row.start - first, u32(SPLIT))) : 0;
+    vector.to = row.end > first ? int(min(row.end - first, u32(SPLIT))) : 0;
+    vector.q = u64(p.q.base) + u64(row_index) * p.q.row + u64(head) * p.q.head;
+    vector.state = (u64(row.state + split - row.split) * p.q_heads + head) * p.state_words;
+    return vector;
+}
+
+// Tokens of the split, by the vectors that see them.
+struct Span {
+    int from = SPLIT, to = 0;          // some vector
+    int all_from = 0, all_to = SPLIT;  // every vector that sees any
+};
+
+template <int Q>
+__device__ __forceinline__ Span span_of(const Vector (&vectors)[Q]) {
+    Span span;
+#pragma unroll
+    for (int j = 0; j < Q; ++j) {
+        const int from = vectors[j].from, to = vectors[j].to;
+        if (from >= to) continue;
+        span.from = min(span.from, from);
+        span.to = max(span.to, to);
+        span.all_from = max(span.all_from, from);
+        span.all_to = min(span.all_to, to);
+    }
+    return span;
+}
