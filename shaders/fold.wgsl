@@ -39,7 +39,7 @@ fn fold(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (element < params.v_dim) {
         total = fold_states(sources.state, sources.states, head, element);
     }
-    // The target may be the first source, whose maximum and sum every thread has read by now.
+    // The target may be the first source, whose maximum, sum and constant every thread has read by now.
     storageBarrier();
     if (element < params.v_dim) {
         let at = (sources.to_index * params.q_heads + head) * params.state_words;
@@ -50,6 +50,7 @@ fn fold(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (thread == 0u) {
             states[at + params.v_dim] = total.m;
             states[at + params.v_dim + 1u] = total.l;
+            states[at + params.v_dim + 2u] = total.c;
         }
     }
 }

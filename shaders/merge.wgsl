@@ -60,7 +60,7 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     let divisor = select(total.l, 1.0, empty);
     store_four(element_at(params.out, row, head, element), select(total.o / divisor, vec4(0.0), empty));
     if (params.with_lse == 1u && element == 0u) {
-        let bits = bitcast<u32>((total.m + log2(divisor)) * LN_2);
+        let bits = bitcast<u32>((total.m + log2(divisor) + total.c) * LN_2);
         lse[element_at(params.lse, row, head, 0u)] = select(bits, MINUS_INFINITY, empty);
     }
 }

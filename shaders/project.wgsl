@@ -32,33 +32,12 @@ fn load_run(at: u32) -> ProjectRun {
     return ProjectRun(descriptors[at], descriptors[at + 1u], descriptors[at + 2u], descriptors[at + 3u]);
 }
 
-// Eight elements of a key.
-struct Eight {
-    a: vec4<f32>,
-    b: vec4<f32>,
-}
-
-fn load_eight(place: Place, key: u32, unit: u32) -> Eight {
-    let format = params.record.format;
-    if (format == F32) {
-        let low = load_quad(place.slab, place.quad + key + 2u * unit);
-        let high = load_quad(place.slab, place.quad + key + 2u * unit + 1u);
-        return Eight(bitcast<vec4<f32>>(low), bitcast<vec4<f32>>(high));
-    }
-    let words = load_quad(place.slab, place.quad + key + unit);
-    let low = words & vec4(0xffffu);
-    let high = words >> vec4(16u);
-    let a = widen(vec4(low.x, high.x, low.y, high.y), format);
-    let b = widen(vec4(low.z, high.z, low.w, high.w), format);
-    return Eight(bitcast<vec4<f32>>(a), bitcast<vec4<f32>>(b));
-}
-
 // Elements 8 × unit .. 8 × unit + 8 of a token of the tile; zeros past its end.
 fn stage(run: ProjectRun, place: Place, head: u32, token: u32, unit: u32) -> Eight {
     if (token >= run.tokens) {
         return Eight(vec4(0.0), vec4(0.0));
     }
-    return load_eight(place, key_quad(params.record, head, run.slot + token), unit);
+    return load_key(place, head, run.slot + token, unit);
 }
 
 fn store(run: ProjectRun, head: u32, token: u32, pair: u32, low: f32, high: f32) {

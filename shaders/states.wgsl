@@ -1,17 +1,19 @@
 // What do states fold into? The first that saw something is taken as it is, the later ones are added to it in order, so
 // that a fold of folds has the bits of one fold. `params` and `states` are the kernel's own.
 
-// Four elements, the maximum and the sum; nothing was seen where the sum is 0.
+// Four elements, the maximum, the sum and what all scores lack; nothing was seen where the sum is 0.
 struct Total {
     o: vec4<f32>,
     m: f32,
     l: f32,
+    c: f32,
 }
 
 // Elements `element` and on of `count` states from `first` on.
 fn fold_states(first: u32, count: u32, head: u32, element: u32) -> Total {
     var m = 0.0;
     var l = 0.0;
+    var c = 0.0;
     var o = vec4(0.0);
     for (var i = 0u; i < count; i++) {
         let at = ((first + i) * params.q_heads + head) * params.state_words;
@@ -29,6 +31,7 @@ fn fold_states(first: u32, count: u32, head: u32, element: u32) -> Total {
         if (l == 0.0) {
             m = state_m;
             l = state_l;
+            c = states[at + params.v_dim + 2u];
             o = state_o;
         } else {
             let top = max(m, state_m);
@@ -39,5 +42,5 @@ fn fold_states(first: u32, count: u32, head: u32, element: u32) -> Total {
             m = top;
         }
     }
-    return Total(o, m, l);
+    return Total(o, m, l, c);
 }

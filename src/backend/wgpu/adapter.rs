@@ -1,12 +1,12 @@
 //! Which adapters are there, and what can they do?
 
 use super::health::{Health, device_error};
-use super::kernels::{MAX_SLABS, OTHER_BUFFERS};
+use super::kernels::{MAX_SLABS, OTHER_BUFFERS, UNIFORM_BUFFERS};
 use super::memory::{BUFFER_USAGES, create_buffer};
 use super::pipelines::Pipelines;
 use super::{NAME, Shared, WgpuBackend, WgpuBuffer};
-use crate::backend::{Caps, DeviceId};
-use crate::{Error, PageFormat, Result};
+use crate::backend::{Caps, DeviceId, Operation};
+use crate::{Error, Result};
 use ::wgpu::{
     Adapter, Backends, Device, DeviceDescriptor, DeviceType, DownlevelFlags, Features, Instance, InstanceDescriptor,
     Limits, Queue,
@@ -46,7 +46,9 @@ const NEEDS: &[Need] = needs! {
     max_compute_workgroup_size_x 128, "attend";
     max_compute_workgroups_per_dimension 65_535, "large grids";
     max_storage_buffers_per_shader_stage OTHER_BUFFERS + 2, "copies from one slab to another";
-    max_buffers_and_acceleration_structures_per_shader_stage OTHER_BUFFERS + 3, "copies from one slab to another";
+    max_buffers_and_acceleration_structures_per_shader_stage OTHER_BUFFERS + UNIFORM_BUFFERS + 2,
+        "copies from one slab to another";
+    max_uniform_buffers_per_shader_stage UNIFORM_BUFFERS, "int8 pages";
     max_dynamic_uniform_buffers_per_pipeline_layout 1, "every kernel";
     max_uniform_buffer_binding_size 256, "every kernel";
     max_bind_groups 2, "every kernel";
@@ -106,13 +108,15 @@ impl WgpuBackend {
         Err(failed.unwrap_or_else(|| unavailable("no such adapter was found")))
     }
 
-    /// Opens an adapter with as much memory and as many slabs as it offers, and WebGPU's default limits otherwise.
+    /// Opens an adapter with as much memory, as many slabs and as long key calibrations as it offers, and WebGPU's default
+    /// limits otherwise.
     pub fn open_adapter(adapter: &Adapter) -> Result<Self> {
         let offered = adapter.limits();
         // Where an adapter has less than the default, its own value: the check below says whether that matters.
         let mut limits = Limits::default().or_worse_values_from(&offered);
         limits.max_buffer_size = offered.max_buffer_size;
         limits.max_storage_buffer_binding_size = offered.max_storage_buffer_binding_size;
+        limits.max_uniform_buffer_binding_size = offered.max_uniform_buffer_binding_size;
         limits.max_storage_buffers_per_shader_stage = offered.max_storage_buffers_per_shader_stage;
         limits.max_buffers_and_acceleration_structures_per_shader_stage =
             offered.max_buffers_and_acceleration_structures_per_shader_stage;
@@ -191,7 +195,7 @@ fn check(adapter: &str, limits: &Limits) -> Result<()> {
 
 fn caps(limits: &Limits, adapter: String) -> Caps {
     let storage = limits.max_storage_buffers_per_shader_stage - OTHER_BUFFERS;
-    let total = limits.max_buffers_and_acceleration_structures_per_shader_stage - OTHER_BUFFERS - 1;
+    let total = limits.max_buffers_and_acceleration_structures_per_shader_stage - OTHER_BUFFERS - UNIFORM_BUFFERS;
     let bindings = limits.max_bindings_per_bind_group - OTHER_BUFFERS;
     let slabs = storage.min(total).min(bindings).min(MAX_SLABS);
     let largest = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size).min(LARGEST_SLAB);
@@ -208,7 +212,7 @@ fn caps(limits: &Limits, adapter: String) -> Caps {
         memory_bytes: None,
         query_tile: QUERY_TILE,
         overlap: false,
-        formats: |_| &PageFormat::NATIVE,
+        formats: Operation::formats,
         limits: shown,
     }
 }

@@ -1,9 +1,9 @@
-//! `append`: binds K, V and the slabs, one row of workgroups a run.
+//! `append`: binds K, V, the slabs and what int8 keys are calibrated by, one row of workgroups a run.
 
 use super::WgpuBuffer;
 use super::dispatch::{Dispatch, FOLD, fold};
 use super::kernels::Kernel;
-use super::memory::view_window;
+use super::memory::{channels_window, view_window};
 use super::stream::WgpuStream;
 use crate::Result;
 use crate::backend::ops::{Append, View};
@@ -34,13 +34,20 @@ pub(super) fn append(stream: &mut WgpuStream, args: &Append<'_, WgpuBuffer>) -> 
     let (v_window, v) = view_window(args.v, v_span, &shared)?;
     let (counter, _) = args.non_finite.window(0, 4, &shared)?;
     let tokens = args.runs.iter().map(|run| u64::from(run.tokens)).max().unwrap_or(0);
-    let units = tokens * heads * u64::from((geometry.k_dim() + geometry.v_dim()) / UNIT);
+    let channels = channels_window(args.channels, &args.record, "append", &shared)?;
+    let workgroups = if channels.is_some() {
+        let row_threads = u64::from((geometry.k_dim().max(geometry.v_dim()) / UNIT).next_power_of_two());
+        (tokens * heads * 2).div_ceil(THREADS / row_threads)
+    } else {
+        (tokens * heads * u64::from((geometry.k_dim() + geometry.v_dim()) / UNIT)).div_ceil(THREADS)
+    };
     let [y, z] = fold(args.runs.len() as u64);
+    let buffers: Vec<_> = [k_window, v_window, counter].into_iter().chain(channels).collect();
     let dispatch = Dispatch {
-        kernel: Kernel::Append,
-        buffers: &[k_window, v_window, counter],
+        kernel: Kernel::append(&args.record),
+        buffers: &buffers,
         slabs: args.arena.slabs,
-        grid: [units.div_ceil(THREADS).min(FOLD), y, z],
+        grid: [workgroups.min(FOLD), y, z],
     };
     stream.dispatch(&dispatch, [bytemuck::cast_slice(args.runs)], |[runs_at]| AppendParams {
         record: args.record.params(args.arena.slab_shift),

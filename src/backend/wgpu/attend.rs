@@ -4,7 +4,7 @@ use super::WgpuBuffer;
 use super::adapter::QUERY_TILE;
 use super::dispatch::{Dispatch, fold};
 use super::kernels::Kernel;
-use super::memory::view_window;
+use super::memory::{channels_window, view_window};
 use super::stream::WgpuStream;
 use crate::attention::{SPLIT, state_words};
 use crate::backend::ops::Attend;
@@ -31,9 +31,12 @@ pub(super) fn attend(stream: &mut WgpuStream, args: &Attend<'_, WgpuBuffer>) -> 
     let shape = [args.rows.len() as u64, geometry.q_heads().into(), geometry.k_dim().into()];
     let (q_window, q) = view_window(args.q, args.q.span(shape).unwrap_or(u64::MAX), &shared)?;
     let [y, z] = fold(pairs);
+    let own = [args.tables.whole(&shared)?, q_window, args.states.whole(&shared)?];
+    let channels = channels_window(args.channels, &args.record, "attend", &shared)?;
+    let buffers: Vec<_> = own.into_iter().chain(channels).collect();
     let dispatch = Dispatch {
-        kernel: Kernel::Attend(args.record.format()),
-        buffers: &[args.tables.whole(&shared)?, q_window, args.states.whole(&shared)?],
+        kernel: Kernel::attend(&args.record),
+        buffers: &buffers,
         slabs: args.arena.slabs,
         grid: [vectors.div_ceil(QUERY_TILE.into()), y, z],
     };

@@ -1,7 +1,7 @@
 //! What does one dispatch bind, and how many workgroups has it?
 
 use super::health::{device_error, scoped};
-use super::kernels::{Access, FIRST_SLAB, Kernel};
+use super::kernels::{Access, FIRST_SLAB, Kernel, Slabs};
 use super::memory::Window;
 use super::{NAME, Shared, WgpuBuffer};
 use crate::backend::DeviceBuffer;
@@ -39,11 +39,11 @@ impl Dispatch<'_> {
         let slabs = self.slabs.iter().map(|slab| slab.whole(shared)).collect::<Result<Vec<_>>>()?;
         let uses = || {
             let own = self.buffers.iter().zip(spec.buffers.iter().copied());
-            own.chain(slabs.iter().zip(spec.slabs.into_iter().cycle()))
+            own.chain(slabs.iter().zip(spec.slabs.map(Slabs::access).into_iter().cycle()))
         };
         // wgpu refuses a buffer that one dispatch reads in one binding and writes in another.
         for (written, _) in uses().filter(|(_, access)| *access == Access::Write) {
-            if uses().any(|(read, access)| access == Access::Read && read.buffer.same_memory(written.buffer)) {
+            if uses().any(|(read, access)| access != Access::Write && read.buffer.same_memory(written.buffer)) {
                 let format = "inputs and outputs in one buffer".to_owned();
                 return Err(Error::Unsupported { backend: NAME, operation: spec.entry, format });
             }

@@ -3,11 +3,14 @@
 //! The WGSL of a variant is put together from files of `shaders/` and the declarations of its slabs: an arena of several
 //! buffers is several bindings, with an accessor that chooses among them.
 
-use crate::PageFormat;
+use crate::Dtype;
+use crate::record::Record;
 use std::fmt::Write as _;
 
-/// Buffers besides the slabs that a kernel binds at most: the descriptors and three of its own.
+/// Storage buffers besides the slabs that a kernel binds at most: the descriptors and three of its own.
 pub(super) const OTHER_BUFFERS: u32 = 4;
+/// Uniform buffers that a kernel binds at most: the parameters and the channels.
+pub(super) const UNIFORM_BUFFERS: u32 = 2;
 /// Slabs that an arena has at most.
 pub(super) const MAX_SLABS: u32 = 64;
 /// The first slab's binding in group 1.
@@ -18,19 +21,43 @@ pub(super) const FIRST_SLAB: u32 = 4;
 pub(super) enum Access {
     Read,
     Write,
+    /// Reads [`Channels`](crate::backend::ops::Channels), as a uniform buffer: storage buffers are for slabs.
+    Channels,
 }
 
-/// A kernel; copy, gather and scatter are the three forms of `transfer`, queries the first step of `score`.
+/// How a kernel uses the slabs, and what it loads or stores at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Slabs {
+    ReadQuads,
+    WriteQuads,
+    /// Rows that share a quad have several writers, each of whole words.
+    WriteWords,
+}
+
+impl Slabs {
+    pub(super) const fn access(self) -> Access {
+        match self {
+            Slabs::ReadQuads => Access::Read,
+            Slabs::WriteQuads | Slabs::WriteWords => Access::Write,
+        }
+    }
+}
+
+/// A kernel; copy, gather and scatter are the three forms of `transfer`, queries the first step of `score`. Those for int8
+/// pages are compiled for a number of channels (KV heads × elements of a key).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kernel {
     Append,
+    AppendInt8(u32),
     Copy,
     Gather,
     Scatter,
-    Attend(PageFormat),
+    Attend(Dtype),
+    AttendInt8(u32),
     Merge,
     Fold,
     Project,
+    ProjectInt8(u32),
     Queries,
     Score,
     Fill,
@@ -44,7 +71,7 @@ pub(super) struct Spec {
     sources: &'static [&'static str],
     /// Bindings 0.. of group 1.
     pub(super) buffers: &'static [Access],
-    pub(super) slabs: Option<Access>,
+    pub(super) slabs: Option<Slabs>,
 }
 
 macro_rules! wgsl {
@@ -60,42 +87,77 @@ macro_rules! spec {
 }
 
 impl Kernel {
-    const ALL: [Kernel; 14] = [
+    /// All of them, for an example's channels.
+    const ALL: [Kernel; 17] = [
         Kernel::Append,
+        Kernel::AppendInt8(1024),
         Kernel::Copy,
         Kernel::Gather,
         Kernel::Scatter,
-        Kernel::Attend(PageFormat::F32),
-        Kernel::Attend(PageFormat::F16),
-        Kernel::Attend(PageFormat::Bf16),
+        Kernel::Attend(Dtype::F32),
+        Kernel::Attend(Dtype::F16),
+        Kernel::Attend(Dtype::Bf16),
+        Kernel::AttendInt8(1024),
         Kernel::Merge,
         Kernel::Fold,
         Kernel::Project,
+        Kernel::ProjectInt8(1024),
         Kernel::Queries,
         Kernel::Score,
         Kernel::Fill,
         Kernel::Sum,
     ];
 
+    pub(super) fn append(record: &Record) -> Self {
+        record.format().dtype().map_or(Kernel::AppendInt8(channels(record)), |_| Kernel::Append)
+    }
+
+    pub(super) fn attend(record: &Record) -> Self {
+        record.format().dtype().map_or(Kernel::AttendInt8(channels(record)), Kernel::Attend)
+    }
+
+    pub(super) fn project(record: &Record) -> Self {
+        record.format().dtype().map_or(Kernel::ProjectInt8(channels(record)), |_| Kernel::Project)
+    }
+
     pub(super) const fn spec(self) -> Spec {
-        use Access::{Read, Write};
+        use Access::{Channels, Read, Write};
+        use Slabs::{ReadQuads, WriteQuads, WriteWords};
         match self {
-            Kernel::Append => {
-                spec!("append", "append", [Read, Read, Write], Some(Write), ["params", "record", "numeric", "append"])
-            }
-            Kernel::Copy => spec!("copy", "transfer", [], Some(Write), ["params", "record", "transfer", "copy"]),
+            Kernel::Append => spec!(
+                "append",
+                "append",
+                [Read, Read, Write],
+                Some(WriteQuads),
+                ["params", "record", "numeric", "append", "append_native"]
+            ),
+            Kernel::AppendInt8(_) => spec!(
+                "append-int8",
+                "append",
+                [Read, Read, Write, Channels],
+                Some(WriteWords),
+                ["params", "record", "numeric", "channels", "quantize", "append", "append_int8"]
+            ),
+            Kernel::Copy => spec!("copy", "transfer", [], Some(WriteQuads), ["params", "record", "transfer", "copy"]),
             Kernel::Gather => {
-                spec!("gather", "transfer", [Write], Some(Read), ["params", "record", "transfer", "gather"])
+                spec!("gather", "transfer", [Write], Some(ReadQuads), ["params", "record", "transfer", "gather"])
             }
             Kernel::Scatter => {
-                spec!("scatter", "transfer", [Read], Some(Write), ["params", "record", "transfer", "scatter"])
+                spec!("scatter", "transfer", [Read], Some(WriteQuads), ["params", "record", "transfer", "scatter"])
             }
             Kernel::Attend(_) => spec!(
                 "attend",
                 "attend",
                 [Read, Read, Write],
-                Some(Read),
-                ["params", "record", "numeric", "softmax", "attend"]
+                Some(ReadQuads),
+                ["params", "record", "numeric", "softmax", "tiles", "attend", "attend_native"]
+            ),
+            Kernel::AttendInt8(_) => spec!(
+                "attend-int8",
+                "attend",
+                [Read, Read, Write, Channels],
+                Some(ReadQuads),
+                ["params", "record", "numeric", "softmax", "channels", "codes", "tiles", "attend", "attend_int8"]
             ),
             Kernel::Merge => {
                 spec!("merge", "merge", [Read, Write, Write], None, ["params", "numeric", "softmax", "states", "merge"])
@@ -105,8 +167,15 @@ impl Kernel {
                 "project",
                 "project",
                 [Read, Write],
-                Some(Read),
-                ["params", "record", "projections", "numeric", "project"]
+                Some(ReadQuads),
+                ["params", "record", "projections", "numeric", "project", "project_native"]
+            ),
+            Kernel::ProjectInt8(_) => spec!(
+                "project-int8",
+                "project",
+                [Read, Write, Channels],
+                Some(ReadQuads),
+                ["params", "record", "projections", "numeric", "channels", "codes", "project", "project_int8"]
             ),
             Kernel::Queries => spec!(
                 "queries",
@@ -116,7 +185,7 @@ impl Kernel {
                 ["params", "projections", "numeric", "queries"]
             ),
             Kernel::Score => {
-                spec!("score", "score", [Read, Write], Some(Read), ["params", "projections", "score"])
+                spec!("score", "score", [Read, Write], Some(ReadQuads), ["params", "projections", "score"])
             }
             Kernel::Fill => spec!("fill", "fill", [Write], None, ["params", "fill"]),
             Kernel::Sum => spec!("sum", "sum", [Read, Write], None, ["params", "sum"]),
@@ -125,7 +194,7 @@ impl Kernel {
 
     pub(super) fn constants(self) -> Vec<(&'static str, f64)> {
         match self {
-            Kernel::Attend(format) => vec![("page_format", format.dtype().code().into())],
+            Kernel::Attend(dtype) => vec![("page_format", dtype.code().into())],
             _ => Vec::new(),
         }
     }
@@ -137,26 +206,54 @@ impl Kernel {
 
     pub(super) fn source(self, slabs: u32) -> String {
         let spec = self.spec();
-        let declarations = spec.slabs.map(|access| slab_declarations(slabs, access));
-        spec.sources.iter().copied().chain(declarations.as_deref()).collect::<Vec<_>>().join("\n")
+        let mut text = spec.sources.join("\n");
+        if let Some(uses) = spec.slabs {
+            declare_slabs(&mut text, slabs, uses);
+        }
+        if let Kernel::AppendInt8(channels) | Kernel::AttendInt8(channels) | Kernel::ProjectInt8(channels) = self {
+            declare_channels(&mut text, channels, spec.buffers);
+        }
+        text
     }
 }
 
+fn channels(record: &Record) -> u32 {
+    record.geometry().kv_heads() * record.geometry().k_dim()
+}
+
 /// Bindings of the slabs and the functions that reach into them.
-fn slab_declarations(slabs: u32, access: Access) -> String {
-    let mode = if access == Access::Read { "read" } else { "read_write" };
-    let mut text = "// The slabs of the arena.\n".to_owned();
+fn declare_slabs(text: &mut String, slabs: u32, uses: Slabs) {
+    let (mode, ty) = match uses {
+        Slabs::ReadQuads => ("read", "vec4<u32>"),
+        Slabs::WriteQuads => ("read_write", "vec4<u32>"),
+        Slabs::WriteWords => ("read_write", "u32"),
+    };
+    text.push_str("\n// The slabs of the arena.\n");
     for slab in 0..slabs {
         let binding = FIRST_SLAB + slab;
-        let _ = writeln!(text, "@group(1) @binding({binding}) var<storage, {mode}> slab{slab}: array<vec4<u32>>;");
+        let _ = writeln!(text, "@group(1) @binding({binding}) var<storage, {mode}> slab{slab}: array<{ty}>;");
     }
-    accessor(&mut text, slabs, "load_quad(slab: u32, quad: u32) -> vec4<u32>", |i| format!("return slab{i}[quad];"));
-    if access == Access::Write {
-        accessor(&mut text, slabs, "store_quad(slab: u32, quad: u32, words: vec4<u32>)", |i| {
+    if uses != Slabs::WriteWords {
+        accessor(text, slabs, "load_quad(slab: u32, quad: u32) -> vec4<u32>", |i| format!("return slab{i}[quad];"));
+    }
+    match uses {
+        Slabs::ReadQuads => {}
+        Slabs::WriteQuads => accessor(text, slabs, "store_quad(slab: u32, quad: u32, words: vec4<u32>)", |i| {
             format!("slab{i}[quad] = words;")
-        });
+        }),
+        Slabs::WriteWords => {
+            accessor(text, slabs, "store_word(slab: u32, word: u32, value: u32)", |i| format!("slab{i}[word] = value;"))
+        }
     }
-    text
+}
+
+/// The binding of the channels: three numbers for each of them. A uniform array has a length, and what is bound must be that
+/// long, so it is exactly what the caller has.
+fn declare_channels(text: &mut String, channels: u32, buffers: &[Access]) {
+    let binding = buffers.iter().position(|&access| access == Access::Channels).unwrap_or(buffers.len());
+    let fours = 3 * channels / 4;
+    let _ = writeln!(text, "\n// The channels of the keys.");
+    let _ = writeln!(text, "@group(1) @binding({binding}) var<uniform> channels: array<vec4<f32>, {fours}>;");
 }
 
 fn accessor(text: &mut String, slabs: u32, head: &str, body: impl Fn(u32) -> String) {
@@ -193,8 +290,8 @@ pub fn shader_variants() -> Vec<ShaderVariant> {
         for slabs in std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|&n| n <= most) {
             let slabs = kernel.slab_bindings(slabs as usize);
             let mut name = spec.name.to_owned();
-            if let Kernel::Attend(format) = kernel {
-                let _ = write!(name, "-{}", format.name());
+            if let Kernel::Attend(dtype) = kernel {
+                let _ = write!(name, "-{}", dtype.name());
             }
             if slabs > 0 {
                 let _ = write!(name, "-{slabs}");

@@ -2,14 +2,16 @@
 
 use super::health::{device_error, scoped};
 use super::{NAME, Shared, WgpuBackend};
-use crate::backend::ops::View;
+use crate::backend::ops::{Channels, View};
 use crate::backend::params::ViewParams;
 use crate::backend::{DeviceBuffer, DeviceId};
+use crate::record::Record;
 use crate::{Error, Result};
 use ::wgpu::{BindingResource, Buffer, BufferBinding, BufferDescriptor, BufferSize, BufferUsages, Device};
 use std::fmt;
 
-/// What every buffer that kvtide works on must allow.
+/// What every buffer that kvtide works on must allow; one that holds a key calibration must allow
+/// [`UNIFORM`](BufferUsages::UNIFORM) too.
 pub const BUFFER_USAGES: BufferUsages =
     BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
@@ -93,6 +95,26 @@ pub(super) fn view_window<'a>(
     Ok((window, view.params((front / size) as u32)))
 }
 
+/// A binding of exactly the channels of these pages, where they have any.
+pub(super) fn channels_window<'a>(
+    channels: Option<Channels<'a, WgpuBuffer>>,
+    record: &Record,
+    operation: &'static str,
+    shared: &Shared,
+) -> Result<Option<Window<'a>>> {
+    let Some(Channels { buffer, offset }) = channels else { return Ok(None) };
+    if !buffer.raw().usage().contains(BufferUsages::UNIFORM) {
+        let format = "a key calibration in a buffer without UNIFORM".to_owned();
+        return Err(Error::Unsupported { backend: NAME, operation, format });
+    }
+    let (bytes, most) =
+        (Channels::<WgpuBuffer>::bytes(record.geometry()), shared.limits.max_uniform_buffer_binding_size);
+    if bytes > most {
+        return Err(shared.limit("max_uniform_buffer_binding_size", bytes, most, "the key calibration of int8 pages"));
+    }
+    Ok(Some(Window { buffer, offset, bytes }))
+}
+
 impl WgpuBackend {
     /// Takes a buffer that the caller created on this backend's device.
     ///
@@ -124,7 +146,9 @@ pub(super) fn alloc(shared: &Shared, label: &str, bytes: u64) -> Result<WgpuBuff
     if let Some((limit, have)) = maxima.into_iter().find(|&(_, have)| bytes > have) {
         return Err(shared.limit(limit, bytes, have, "a buffer"));
     }
-    let buffer = create_buffer(&shared.device, label, bytes.max(4).next_multiple_of(4), BUFFER_USAGES)?;
+    // Any of them may hold a key calibration.
+    let usage = BUFFER_USAGES | BufferUsages::UNIFORM;
+    let buffer = create_buffer(&shared.device, label, bytes.max(4).next_multiple_of(4), usage)?;
     Ok(WgpuBuffer::new(buffer, shared.caps.device))
 }
 

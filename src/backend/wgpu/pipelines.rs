@@ -52,10 +52,13 @@ impl Pipelines {
 
     fn compile(&self, device: &Device, kernel: Kernel, slabs: u32) -> Pipeline {
         let spec = kernel.spec();
-        let storage = |access| BufferBindingType::Storage { read_only: access == Access::Read };
-        let own = (0..).zip(spec.buffers).map(|(binding, &access)| entry(binding, storage(access), false));
-        let slab = spec.slabs.into_iter().flat_map(|access| {
-            (FIRST_SLAB..FIRST_SLAB + slabs).map(move |binding| entry(binding, storage(access), false))
+        let ty = |access| match access {
+            Access::Channels => BufferBindingType::Uniform,
+            access => BufferBindingType::Storage { read_only: access == Access::Read },
+        };
+        let own = (0..).zip(spec.buffers).map(|(binding, &access)| entry(binding, ty(access), false));
+        let slab = spec.slabs.into_iter().flat_map(|uses| {
+            (FIRST_SLAB..FIRST_SLAB + slabs).map(move |binding| entry(binding, ty(uses.access()), false))
         });
         let entries: Vec<_> = own.chain(slab).collect();
         let label = Some(spec.name);

@@ -4,7 +4,7 @@ use super::Shared;
 use super::WgpuBuffer;
 use super::dispatch::{Dispatch, FOLD, fold};
 use super::kernels::Kernel;
-use super::memory::{Window, view_window};
+use super::memory::{Window, channels_window, view_window};
 use super::stream::WgpuStream;
 use crate::backend::ops::{Matrices, Project, Score, split_frame};
 use crate::backend::params::{ProjectParams, ProjectRun, QueryParams, ScoreParams};
@@ -26,13 +26,16 @@ pub(super) fn project(stream: &mut WgpuStream, args: &Project<'_, WgpuBuffer>) -
         by_slab.entry(slab).or_default().push(ProjectRun { page, ..*run });
     }
     let (basis, basis_base) = basis_window(&args.basis, geometry, args.rank, &shared)?;
+    let channels = channels_window(args.channels, &args.record, "project", &shared)?;
     for (slab, runs) in by_slab {
         let longest = runs.iter().map(|run| u64::from(run.tokens)).max().unwrap_or(0);
         let tiles = longest.div_ceil(TILE) * u64::from(geometry.kv_heads());
         let [y, z] = fold(runs.len() as u64);
+        let own = [basis, args.projections.slabs[slab as usize].whole(&shared)?];
+        let buffers: Vec<_> = own.into_iter().chain(channels).collect();
         let dispatch = Dispatch {
-            kernel: Kernel::Project,
-            buffers: &[basis, args.projections.slabs[slab as usize].whole(&shared)?],
+            kernel: Kernel::project(&args.record),
+            buffers: &buffers,
             slabs: args.arena.slabs,
             grid: [tiles.min(FOLD), y, z],
         };

@@ -1,0 +1,24 @@
+// How does project read keys of a native format? As they are.
+
+// Eight elements of a key.
+struct Eight {
+    a: vec4<f32>,
+    b: vec4<f32>,
+}
+
+// Elements 8 × unit .. 8 × unit + 8 of a key.
+fn load_key(place: Place, head: u32, slot: u32, unit: u32) -> Eight {
+    let format = params.record.format;
+    let quad = place.quad + key_quad(params.record, head, slot);
+    if (format == F32) {
+        let low = load_quad(place.slab, quad + 2u * unit);
+        let high = load_quad(place.slab, quad + 2u * unit + 1u);
+        return Eight(bitcast<vec4<f32>>(low), bitcast<vec4<f32>>(high));
+    }
+    let words = load_quad(place.slab, quad + unit);
+    let low = words & vec4(0xffffu);
+    let high = words >> vec4(16u);
+    let a = widen(vec4(low.x, high.x, low.y, high.y), format);
+    let b = widen(vec4(low.z, high.z, low.w, high.w), format);
+    return Eight(bitcast<vec4<f32>>(a), bitcast<vec4<f32>>(b));
+}

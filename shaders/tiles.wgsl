@@ -1,0 +1,119 @@
+// Which queries does a workgroup attend? Four lanes of one tile, split and KV head, and what each of them sees.
+
+struct AttendParams {
+    record: RecordParams,
+    q: ViewParams,
+    q_dtype: u32,
+    q_heads: u32,
+    group: u32,
+    split_shift: u32,
+    scale_log2: f32,
+    tiles_at: u32,
+    tiles: u32,
+    rows_at: u32,
+    items: u32,
+    state_words: u32,
+    query_tile: u32,
+    first_item: u32,
+}
+
+struct Tile {
+    table: u32,
+    row: u32,
+    rows: u32,
+    split: u32,
+    splits: u32,
+    item: u32,
+}
+
+struct Row {
+    start: u32,
+    end: u32,
+    state: u32,
+    split: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: AttendParams;
+@group(1) @binding(0) var<storage, read> tables: array<u32>;
+@group(1) @binding(1) var<storage, read> queries: array<u32>;
+@group(1) @binding(2) var<storage, read_write> states: array<f32>;
+
+const SPLIT = 256u;
+
+fn load_tile(number: u32) -> Tile {
+    let at = params.tiles_at + 8u * number;
+    return Tile(
+        descriptors[at],
+        descriptors[at + 1u],
+        descriptors[at + 2u],
+        descriptors[at + 3u],
+        descriptors[at + 4u],
+        descriptors[at + 5u],
+    );
+}
+
+fn load_row(number: u32) -> Row {
+    let at = params.rows_at + 4u * number;
+    return Row(descriptors[at], descriptors[at + 1u], descriptors[at + 2u], descriptors[at + 3u]);
+}
+
+// The tile that holds a work item: the last one that starts no later.
+fn find_tile(item: u32) -> Tile {
+    var low = 0u;
+    var high = params.tiles;
+    while (high - low > 1u) {
+        let middle = (low + high) >> 1u;
+        if (load_tile(middle).item <= item) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    return load_tile(low);
+}
+
+// The work item's query vectors, one a lane.
+struct Lanes {
+    // Tokens seen, counted from the split's first one; none where `to` is 0.
+    from_token: vec4<u32>,
+    to_token: vec4<u32>,
+    // Element index of the query.
+    query: vec4<u32>,
+    // First word of the state.
+    state: vec4<u32>,
+}
+
+fn load_lanes(tile: Tile, split: u32, kv_head: u32, first_vector: u32) -> Lanes {
+    var lanes = Lanes(vec4(0u), vec4(0u), vec4(0u), vec4(0u));
+    let first = split << params.split_shift;
+    for (var lane = 0u; lane < 4u; lane++) {
+        // A lane without a query repeats the tile's last one and writes nothing.
+        let member = min(first_vector + lane, tile.rows * params.group - 1u);
+        let number = tile.row + member / params.group;
+        let head = kv_head * params.group + member % params.group;
+        let row = load_row(number);
+        let from_token = max(row.start, first) - first;
+        let to_token = min(max(row.end, first) - first, SPLIT);
+        let seen = member == first_vector + lane && from_token < to_token;
+        lanes.from_token[lane] = select(0u, from_token, seen);
+        lanes.to_token[lane] = select(0u, to_token, seen);
+        lanes.query[lane] = element_at(params.q, number, head, 0u);
+        lanes.state[lane] = ((row.state + split - row.split) * params.q_heads + head) * params.state_words;
+    }
+    return lanes;
+}
+
+fn sees(lanes: Lanes, token: u32) -> vec4<bool> {
+    return (vec4(token) >= lanes.from_token) & (vec4(token) < lanes.to_token);
+}
+
+fn query_bits(index: u32) -> u32 {
+    return bits_in(queries[word_of(index, params.q_dtype)], index, params.q_dtype);
+}
+
+// Element `element` of the four queries.
+fn load_query(lanes: Lanes, element: u32) -> vec4<f32> {
+    let index = lanes.query + vec4(element * params.q.element);
+    let bits = vec4(query_bits(index.x), query_bits(index.y), query_bits(index.z), query_bits(index.w));
+    return bitcast<vec4<f32>>(widen(bits, params.q_dtype));
+}
