@@ -2,6 +2,7 @@
 
 mod attend;
 mod calibration;
+mod check;
 mod config;
 mod context;
 mod fork;
@@ -23,7 +24,7 @@ use crate::record::Record;
 use crate::{Error, Geometry, Result};
 use pool::Pool;
 use sequence::{Graveyard, StoreId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// A paged KV cache on one device.
 ///
@@ -63,6 +64,8 @@ pub struct PagedStore<B: Backend> {
     graveyard: Graveyard,
     pub(crate) next_sequence: u64,
     pub(crate) counters: Counters,
+    /// Layers whose keys were warned of.
+    warned: HashSet<usize>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -135,6 +138,7 @@ impl<B: Backend> PagedStore<B> {
             graveyard: Graveyard::default(),
             next_sequence: 0,
             counters: Counters::default(),
+            warned: HashSet::new(),
         })
     }
 
