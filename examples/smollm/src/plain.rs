@@ -82,7 +82,7 @@ impl Plain {
         let Some(calibration) = &self.calibration else { return self.format.round(key) };
         let (layer, head) = (layer as u32, head as u32);
         let channels = || calibration.mean(layer, head).iter().zip(calibration.scale(layer, head));
-        key.iter_mut().zip(channels()).for_each(|(x, (mean, scale))| *x = (*x - mean) / scale);
+        key.iter_mut().zip(channels()).for_each(|(x, (mean, scale))| *x = (*x - mean) * scale.recip());
         self.format.round(key);
         key.iter_mut().zip(channels()).for_each(|(x, (mean, scale))| *x = mean + *x * scale);
     }
