@@ -24,13 +24,14 @@ pub mod quantize;
 pub mod record;
 mod store;
 pub mod swap;
+mod tensor_file;
 pub mod tiers;
 
 pub use backend::ops::View;
 pub use backend::{Backend, Caps, Device, DeviceBuffer};
 pub use error::{Error, PageFault, Result};
 pub use geometry::{Dtype, Geometry, PageFormat};
-pub use quantize::KeyCalibration;
+pub use quantize::{KeyCalibration, KeyCheck, KeyStatistics};
 pub use store::{
     Append, AttentionContext, ContextView, NonFinite, PagedStore, Query, Rows, Sequence, SequenceContext, Stats,
     StepPlan, StoreConfig,

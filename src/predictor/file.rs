@@ -2,52 +2,43 @@
 
 use super::basis::{Basis, BasisKind};
 use super::layout::check_rank;
-use crate::{Error, Geometry, Result};
+use crate::tensor_file::{self, TensorFile};
+use crate::{Geometry, Result};
 use half::bf16;
-use safetensors::tensor::TensorView;
-use safetensors::{SafeTensors, serialize};
-use std::collections::HashMap;
+use safetensors::Dtype;
 use std::path::Path;
 
 /// The tensor `[layer, kv_head, k_dim, rank]` in bf16; one layer and KV head when shared.
 const TENSOR: &str = "basis";
-/// What `version` says; another version is refused.
-const VERSION: &str = "1";
 
 impl Basis {
     /// The basis as a safetensors file: tensor `basis` bf16 `[layer, kv_head, k_dim, rank]`, and metadata `version`, `kind`,
     /// `rank`, `k_dim`, `layers`, `kv_heads`.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let failed = |error: safetensors::SafeTensorError| file("a basis", "serialize", &error);
         let data: Vec<u8> = self.values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect();
         let (layers, heads) = self.each;
         let shape = [layers, heads, self.k_dim, self.rank].map(|n| n as usize).to_vec();
-        let view = TensorView::new(safetensors::Dtype::BF16, shape, &data).map_err(failed)?;
         let numbers = [("layers", layers), ("kv_heads", heads), ("k_dim", self.k_dim), ("rank", self.rank)];
-        let mut metadata: HashMap<String, String> = numbers.map(|(key, n)| (key.to_owned(), n.to_string())).into();
-        metadata.insert("version".into(), VERSION.into());
-        metadata.insert("kind".into(), self.kind.name().into());
-        serialize([(TENSOR, view)], Some(metadata)).map_err(failed)
+        let kind = [("kind", self.kind.name())];
+        tensor_file::encode("a basis", Dtype::BF16, &[(TENSOR, shape, &data)], &kind, &numbers)
     }
 
     /// Writes [`to_bytes`](Self::to_bytes) to a file.
     ///
     /// # Errors
-    /// [`Error::File`].
+    /// [`Error::File`](crate::Error::File).
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        let (path, bytes) = (path.as_ref(), self.to_bytes()?);
-        std::fs::write(path, bytes).map_err(|error| file(&path.display().to_string(), "write", &error))
+        tensor_file::save(path.as_ref(), &self.to_bytes()?)
     }
 
     /// Reads a basis for a model.
     ///
     /// # Errors
-    /// [`Error::File`] when it is no safetensors file; [`Error::WrongFile`] with the first thing that differs from what the
-    /// geometry needs; [`Error::Config`] for a rank that no kernel has or values that are not finite.
+    /// [`Error::File`](crate::Error::File) when it is no safetensors file; [`Error::WrongFile`](crate::Error::WrongFile)
+    /// with the first thing that differs from what the geometry needs; [`Error::Config`](crate::Error::Config) for a rank
+    /// that no kernel has or values that are not finite.
     pub fn load(path: impl AsRef<Path>, geometry: &Geometry) -> Result<Self> {
-        let path = path.as_ref();
-        let name = path.display().to_string();
-        let bytes = std::fs::read(path).map_err(|error| file(&name, "read", &error))?;
+        let (name, bytes) = tensor_file::load(path.as_ref())?;
         Self::parse(&name, &bytes, geometry)
     }
 
@@ -59,42 +50,21 @@ impl Basis {
         Self::parse("a basis", bytes, geometry)
     }
 
-    fn parse(path: &str, bytes: &[u8], geometry: &Geometry) -> Result<Self> {
+    fn parse(name: &str, bytes: &[u8], geometry: &Geometry) -> Result<Self> {
         let geometry = geometry.validate()?;
-        let failed = |error: safetensors::SafeTensorError| file(path, "parse", &error);
-        let wrong =
-            |what, found: String, expected: String| Error::WrongFile { path: path.to_owned(), what, found, expected };
-        let (_, header) = SafeTensors::read_metadata(bytes).map_err(failed)?;
-        let said = header.metadata().clone().unwrap_or_default();
-        let said = |key: &str| said.get(key).cloned().unwrap_or_else(|| "missing".into());
-        if said("version") != VERSION {
-            return Err(wrong("version", said("version"), VERSION.into()));
-        }
+        let file = TensorFile::parse(name, bytes)?;
         let kinds = BasisKind::ALL;
-        let Some(kind) = kinds.into_iter().find(|kind| kind.name() == said("kind")) else {
-            return Err(wrong("kind", said("kind"), kinds.map(BasisKind::name).join(" or ")));
+        let Some(kind) = kinds.into_iter().find(|kind| kind.name() == file.said("kind")) else {
+            return Err(file.wrong("kind", file.said("kind"), kinds.map(BasisKind::name).join(" or ")));
         };
-        let tensors = SafeTensors::deserialize(bytes).map_err(failed)?;
-        let tensor = tensors.tensor(TENSOR).map_err(failed)?;
-        if tensor.dtype() != safetensors::Dtype::BF16 {
-            return Err(wrong("dtype", format!("{:?}", tensor.dtype()), "BF16".into()));
+        let tensor = file.tensor(TENSOR, Dtype::BF16)?;
+        let [layers, heads, k_dim, rank] = file.axes(&tensor)?;
+        if (layers, heads) != (1, 1) {
+            file.agree("layers", layers, geometry.layers())?;
+            file.agree("kv_heads", heads, geometry.kv_heads())?;
         }
-        let &[layers, heads, k_dim, rank] = tensor.shape() else {
-            return Err(wrong("number of axes", tensor.shape().len().to_string(), "4".into()));
-        };
-        let shared = (layers, heads) == (1, 1);
-        let model = [("layers", layers, geometry.layers()), ("kv_heads", heads, geometry.kv_heads())];
-        let model = model.into_iter().filter(|_| !shared).chain([("k_dim", k_dim, geometry.k_dim())]);
-        for (what, found, expected) in model {
-            if found != expected as usize {
-                return Err(wrong(what, found.to_string(), expected.to_string()));
-            }
-        }
-        for (what, of_tensor) in [("layers", layers), ("kv_heads", heads), ("k_dim", k_dim), ("rank", rank)] {
-            if said(what) != of_tensor.to_string() {
-                return Err(wrong(what, said(what), of_tensor.to_string()));
-            }
-        }
+        file.agree("k_dim", k_dim, geometry.k_dim())?;
+        file.says(&[("layers", layers), ("kv_heads", heads), ("k_dim", k_dim), ("rank", rank)])?;
         let rank = u32::try_from(rank).unwrap_or(u32::MAX);
         check_rank(rank)?;
         let value = |two: &[u8]| bf16::from_le_bytes([two[0], two[1]]).to_f32();
@@ -103,13 +73,12 @@ impl Basis {
     }
 }
 
-fn file(path: &str, operation: &'static str, error: &dyn std::fmt::Display) -> Error {
-    Error::File { path: path.to_owned(), operation, message: error.to_string() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
+    use safetensors::serialize;
+    use safetensors::tensor::TensorView;
 
     fn given() -> (Geometry, Basis) {
         let geometry = Geometry::new(2, 4, 2, 16);

@@ -10,15 +10,17 @@ const MOST: f32 = 1e30;
 /// Models with biased keys (a large mean that hardly varies) are unusable in plain int8: the mean sets the scale of every
 /// row, and what varies is lost in its rounding. Attention over calibrated keys is exact: the query absorbs the scales, and
 /// query · mean, the same for every token, is added to the log-sum-exp.
+///
+/// [`KeyStatistics`](super::KeyStatistics) fits one, [`KeyCheck`](super::KeyCheck) tells whether a model needs one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KeyCalibration {
-    layers: u32,
-    kv_heads: u32,
-    k_dim: u32,
+    pub(super) layers: u32,
+    pub(super) kv_heads: u32,
+    pub(super) k_dim: u32,
     /// `[layer, kv_head, k_dim]`.
-    mean: Vec<f32>,
+    pub(super) mean: Vec<f32>,
     /// The same.
-    scale: Vec<f32>,
+    pub(super) scale: Vec<f32>,
 }
 
 impl KeyCalibration {
@@ -50,6 +52,28 @@ impl KeyCalibration {
     pub fn identity(geometry: &Geometry) -> Result<Self> {
         let channels = geometry.layers() as usize * geometry.kv_heads() as usize * geometry.k_dim() as usize;
         Self::new(geometry, vec![0.0; channels], vec![1.0; channels])
+    }
+
+    /// Whether it changes nothing, as if there were none.
+    pub fn is_identity(&self) -> bool {
+        self.mean.iter().all(|&mean| mean == 0.0) && self.scale.iter().all(|&scale| scale == 1.0)
+    }
+
+    /// A number that tells calibrations apart: XXH3 of the means and the scales.
+    pub fn checksum(&self) -> u64 {
+        let bytes: Vec<u8> = self.mean.iter().chain(&self.scale).flat_map(|x| x.to_le_bytes()).collect();
+        xxhash_rust::xxh3::xxh3_64(&bytes)
+    }
+
+    /// The bits of the means and of the scales, and back.
+    pub(crate) fn to_bits(&self) -> (Vec<u32>, Vec<u32>) {
+        let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect();
+        (bits(&self.mean), bits(&self.scale))
+    }
+
+    pub(crate) fn from_bits(geometry: &Geometry, (mean, scale): (Vec<u32>, Vec<u32>)) -> Result<Self> {
+        let values = |bits: Vec<u32>| bits.into_iter().map(f32::from_bits).collect();
+        Self::new(geometry, values(mean), values(scale))
     }
 
     /// Whether it was made for keys of this geometry.

@@ -10,12 +10,18 @@
 //! infinite element gets the code ±127 and NaN gets 0; neither counts for the largest. −128 is never a code. A row's
 //! stored values are code × scale.
 //!
-//! Keys may be [calibrated](KeyCalibration) first.
+//! Keys may be [calibrated](KeyCalibration) first: [`KeyStatistics`] fits a calibration to a model's keys, and
+//! [`KeyCheck`] says whether they need one.
 
 mod calibration;
+mod check;
+mod file;
+mod statistics;
 
 pub use calibration::KeyCalibration;
 pub(crate) use calibration::calibrate;
+pub use check::KeyCheck;
+pub use statistics::KeyStatistics;
 
 /// Magnitudes below this (2⁻¹¹⁹) make a row of zeros: from here on scale and inverse are normal numbers, which no device
 /// flushes to zero.

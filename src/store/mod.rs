@@ -2,6 +2,7 @@
 
 mod attend;
 mod calibration;
+mod check;
 mod config;
 mod context;
 mod fork;
@@ -24,7 +25,7 @@ use crate::record::Record;
 use crate::{Error, Geometry, Result};
 use pool::Pool;
 use sequence::{Graveyard, StoreId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// A paged KV cache on one device.
 ///
@@ -64,6 +65,8 @@ pub struct PagedStore<B: Backend> {
     graveyard: Graveyard,
     pub(crate) next_sequence: u64,
     pub(crate) counters: Counters,
+    /// Layers whose keys were warned of.
+    warned: HashSet<usize>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -136,6 +139,7 @@ impl<B: Backend> PagedStore<B> {
             graveyard: Graveyard::default(),
             next_sequence: 0,
             counters: Counters::default(),
+            warned: HashSet::new(),
         })
     }
 

@@ -11,7 +11,7 @@ use crate::predictor::Basis;
 use crate::record::Record;
 use crate::store::PagedStore;
 use crate::tiers::Tier;
-use crate::{Error, Geometry, Result};
+use crate::{Error, Geometry, KeyCalibration, Result};
 use std::collections::{HashMap, VecDeque};
 
 /// What a [`HighSpeedSwap`] is made of. See [`HighSpeedSwap::builder`].
@@ -24,6 +24,7 @@ pub struct SwapBuilder<B: Backend> {
     tier: Option<Box<dyn Tier<B>>>,
     policy: Option<Box<dyn EvictionPolicy>>,
     basis: Option<Basis>,
+    calibration: Option<KeyCalibration>,
 }
 
 impl<B: Backend> SwapBuilder<B> {
@@ -36,6 +37,7 @@ impl<B: Backend> SwapBuilder<B> {
             tier: None,
             policy: None,
             basis: None,
+            calibration: None,
         }
     }
 
@@ -80,6 +82,14 @@ impl<B: Backend> SwapBuilder<B> {
         self
     }
 
+    /// Centres and scales keys by this calibration before they are quantised. A file that was closed has its own, which is
+    /// taken over where none is given here; another one is refused.
+    #[must_use]
+    pub fn key_calibration(mut self, calibration: KeyCalibration) -> Self {
+        self.calibration = Some(calibration);
+        self
+    }
+
     /// A stream of the caller's for appends and attention.
     #[must_use]
     pub fn on_stream(mut self, stream: B::Stream) -> Self {
@@ -91,7 +101,8 @@ impl<B: Backend> SwapBuilder<B> {
     ///
     /// # Errors
     /// A geometry or configuration that is not valid, with the field; a budget below two pages or one split of 256 tokens
-    /// ([`Error::Config`]) or more than the device can address ([`Error::Limit`]); a missing tier; what the tier refuses.
+    /// ([`Error::Config`]) or more than the device can address ([`Error::Limit`]); a missing tier; what the tier refuses; a
+    /// key calibration of another geometry, or where pages are not quantised, or other than the tier's ([`Error::WrongFile`]).
     pub fn build(self) -> Result<HighSpeedSwap<B>> {
         let record = Record::new(self.geometry.validate()?);
         self.config.validate()?;
@@ -115,6 +126,9 @@ impl<B: Backend> SwapBuilder<B> {
         let backend = self.backend.clone();
         let config = crate::StoreConfig { page_limit: Some(frames), ..self.config.store() };
         let mut store = PagedStore::on_stream(self.backend, stream, self.geometry, config)?;
+        if let Some(calibration) = self.calibration {
+            store.calibrate_keys(calibration)?;
+        }
         let policy = self.policy.unwrap_or_else(|| match self.config.policy {
             PolicyChoice::StableSubset => Box::new(StableSubset),
             PolicyChoice::Lru => Box::new(Lru),

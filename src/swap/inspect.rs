@@ -6,7 +6,7 @@ use crate::backend::ops::{Arena, Place, Transfer};
 use crate::backend::params::Move;
 use crate::backend::{Backend, DeviceBuffer};
 use crate::store::{AttentionContext, ContextView, Sequence};
-use crate::{Error, Result};
+use crate::{Error, KeyCheck, Result};
 use std::ops::Range;
 
 /// One page of a sequence.
@@ -132,6 +132,18 @@ impl<B: Backend> HighSpeedSwap<B> {
         let table = &self.store.pages(seq, layer)?.table;
         let wanted = |page: u64| Wanted { number: table[page as usize], sequence: seq.id(), page };
         Ok(pages.take_while(|&page| page < table.len() as u64).map(wanted).collect())
+    }
+
+    /// Looks at the first keys of a sequence in a layer, of those pages that are in frames, and warns: see
+    /// [`PagedStore::check_keys`](crate::PagedStore::check_keys). Waits for the device; no page moves.
+    ///
+    /// # Errors
+    /// Unknown sequences or layers; what the device reports.
+    pub fn check_keys(&mut self, layer: usize, seq: &Sequence) -> Result<KeyCheck> {
+        self.pump()?;
+        let mut pages = self.store.first_pages(layer, seq)?;
+        pages.retain(|&(page, _)| self.resident().is_resident(page));
+        self.store.check_pages(layer, &pages)
     }
 
     /// A contiguous copy of what a sequence holds in a layer, gathered as its pages come: it may be more than the device

@@ -5,7 +5,7 @@ use super::residency::Origin;
 use crate::backend::Backend;
 use crate::pages::layer::LayerPages;
 use crate::store::Sequence;
-use crate::{Error, Result};
+use crate::{Error, KeyCalibration, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
@@ -17,6 +17,9 @@ struct Index {
     /// Slot, generation, sequence, layer and place of every page.
     pages: Vec<(u32, u64, u64, u32, u32)>,
     sequences: Vec<Saved>,
+    /// What keys were calibrated by: the bits of all means and of all scales.
+    #[serde(default)]
+    calibration: Option<(Vec<u32>, Vec<u32>)>,
 }
 
 /// One sequence: tokens and pages (indices into [`Index::pages`]) of every layer.
@@ -89,17 +92,20 @@ impl<B: Backend> HighSpeedSwap<B> {
             Saved { id: *id, layers: layers.collect() }
         });
         let sequences = sequences.collect();
-        Index { generation: self.generation, next_sequence: self.store.next_sequence, pages, sequences }
+        let calibration = self.key_calibration().filter(|calibration| !calibration.is_identity());
+        let calibration = calibration.map(KeyCalibration::to_bits);
+        Index { generation: self.generation, next_sequence: self.store.next_sequence, pages, sequences, calibration }
     }
 
     /// Takes over what the tier was closed with.
     pub(super) fn restore(&mut self, bytes: &[u8]) -> Result<()> {
         let path = self.tier.name();
         let refuse = |found: String| Error::WrongFile { path, what: "index", found, expected: "an index".into() };
-        let index: Index = match serde_json::from_slice(bytes) {
+        let mut index: Index = match serde_json::from_slice(bytes) {
             Ok(index) => index,
             Err(error) => return Err(refuse(error.to_string())),
         };
+        self.take_calibration(index.calibration.take())?;
         let layers = self.geometry().layers() as usize;
         let geometry = *self.geometry();
         let sound = |saved: &Saved| {
@@ -140,6 +146,32 @@ impl<B: Backend> HighSpeedSwap<B> {
         numbers.into_iter().for_each(|page| self.store.pool.give(page));
         self.reap();
         Ok(())
+    }
+
+    /// Takes over what the keys in the tier are calibrated by; [`Error::WrongFile`] where something else was given. No
+    /// calibration is the same as the one that changes nothing.
+    fn take_calibration(&mut self, stored: Option<(Vec<u32>, Vec<u32>)>) -> Result<()> {
+        let stored = stored.map(|bits| KeyCalibration::from_bits(self.geometry(), bits)).transpose()?;
+        let given = self.key_calibration();
+        if given.filter(|given| !given.is_identity()) == stored.as_ref() {
+            return Ok(());
+        }
+        match (given, stored) {
+            (None, Some(stored)) => self.store.calibrate_keys(stored),
+            (given, stored) => {
+                let name = |calibration: Option<&KeyCalibration>| match calibration {
+                    Some(calibration) if !calibration.is_identity() => format!("{:#018x}", calibration.checksum()),
+                    _ => "none".into(),
+                };
+                let (found, expected) = (name(stored.as_ref()), name(given));
+                Err(Error::WrongFile { path: self.tier.name(), what: "key calibration", found, expected })
+            }
+        }
+    }
+
+    /// What keys are centred and scaled by before they are quantised: as given to the builder, or found in the tier.
+    pub fn key_calibration(&self) -> Option<&KeyCalibration> {
+        self.store.key_calibration()
     }
 
     /// The sequences of the store that closed the tier, with the numbers ([`Sequence::id`]) that they had there. Those not

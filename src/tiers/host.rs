@@ -91,7 +91,8 @@ impl<B: Backend> Tier<B> for HostTier<B> {
         let block = BLOCK_BYTES.min(backend.caps().max_slab_bytes);
         let per_block = u32::try_from(block / stride).unwrap_or(u32::MAX).max(1);
         let blocks = slots.div_ceil(per_block) as usize;
-        let stats = TierStats { tier: "host", mode: "memory that the device reaches".into(), ..TierStats::default() };
+        let (tier, mode) = ("host", "memory that the device reaches".into());
+        let stats = TierStats { tier, mode, page_bytes: stride, ..TierStats::default() };
         self.attached = Some(Attached {
             slots: Extents::new(slots, extent(slots)),
             stride,

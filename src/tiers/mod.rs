@@ -70,15 +70,17 @@ pub struct TierStats {
     pub mode: String,
     /// Pages that it may hold.
     pub capacity_pages: u64,
+    /// Bytes that each of them takes in it: in a file, the page's record and the padding behind it.
+    pub page_bytes: u64,
     /// Pages that it holds.
     pub used_pages: u64,
     /// Pages written to it.
     pub pages_in: u64,
     /// Pages read from it.
     pub pages_out: u64,
-    /// Bytes written to it.
+    /// Bytes written to it; in a file with the padding behind each record.
     pub bytes_in: u64,
-    /// Bytes read from it.
+    /// Bytes read from it; from a file with the padding.
     pub bytes_out: u64,
     /// Reads that this level could answer by itself.
     pub hits: u64,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 use clap::{Parser, ValueEnum};
-use kvtide::{Device, Geometry};
+use kvtide::{Device, Geometry, KeyCalibration};
 
 use crate::attention::{Attention, Heads};
 use crate::paged::{self, Paged};
@@ -29,9 +29,9 @@ pub(crate) struct Args {
     /// What to say to the model instead
     #[arg(long, value_name = "TEXT")]
     pub(crate) prompt: Option<String>,
-    /// Tokens to generate at most
-    #[arg(long, default_value_t = 200)]
-    pub(crate) tokens: usize,
+    /// Tokens to generate at most [default: 200], or of a text to evaluate or to calibrate on [default: 2048]
+    #[arg(long)]
+    tokens: Option<usize>,
     /// Go on after the end of the answer
     #[arg(long)]
     pub(crate) ignore_eos: bool,
@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// Number format of the KV cache
     #[arg(long, value_enum, default_value = "bf16")]
     pub(crate) kv: Format,
+    /// Centre and scale keys before they become int8, by a file that `--calibrate` wrote
+    #[arg(long, value_name = "FILE")]
+    calibration: Option<PathBuf>,
     /// Tokens in a page
     #[arg(long, default_value = "16")]
     pub(crate) page_size: NonZero<usize>,
@@ -70,9 +73,12 @@ pub(crate) struct Args {
     /// Tokens of the prompt to record
     #[arg(long, default_value_t = 320)]
     pub(crate) record_tokens: usize,
-    /// Only print the perplexity of the first 1,024 tokens of a text
+    /// Only write a calibration of the model's keys over `--prompt-file` or the essay
     #[arg(long, value_name = "FILE")]
-    pub(crate) perplexity: Option<PathBuf>,
+    pub(crate) calibrate: Option<PathBuf>,
+    /// Only predict every token of a text from those before it: in bf16 pages, and as `--kv` and `--calibration` say
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["calibrate", "record", "replay"])]
+    pub(crate) evaluate: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -87,36 +93,67 @@ pub(crate) enum Backend {
 
 impl Args {
     pub(crate) fn prompt(&self) -> Result<String> {
-        if let Some(prompt) = &self.prompt {
-            return Ok(prompt.clone());
+        match &self.prompt {
+            Some(prompt) => Ok(prompt.clone()),
+            None => Ok(format!("{}\n\n{TASK}", self.text()?.trim())),
         }
-        let text = match &self.prompt_file {
-            Some(file) => read(file)?,
-            None => include_str!("../prompt.txt").to_string(),
-        };
-        Ok(format!("{}\n\n{TASK}", text.trim()))
+    }
+
+    /// The prompt's file, or the essay.
+    pub(crate) fn text(&self) -> Result<String> {
+        self.prompt_file.as_deref().map_or_else(|| Ok(include_str!("../prompt.txt").to_string()), read)
+    }
+
+    /// Tokens to generate at most.
+    pub(crate) fn tokens(&self) -> usize {
+        self.tokens.unwrap_or(200)
+    }
+
+    /// Tokens of a text to run at most.
+    pub(crate) fn text_tokens(&self) -> usize {
+        self.tokens.unwrap_or(2048)
+    }
+
+    /// What is to become of the keys, where that was asked for.
+    pub(crate) fn calibration(&self, heads: Heads) -> Result<Option<KeyCalibration>> {
+        let Some(file) = &self.calibration else { return Ok(None) };
+        ensure!(self.kv == Format::Int8, "a calibration is for int8: add --kv int8");
+        Ok(Some(KeyCalibration::load(file, &self.geometry(heads, self.kv)?)?))
     }
 
     /// The attention asked for, over a cache for `tokens` tokens.
     pub(crate) fn attention(&self, heads: Heads, tokens: usize) -> Result<Box<dyn Attention>> {
+        self.attention_in(heads, tokens, self.kv, self.calibration(heads)?)
+    }
+
+    /// The same in another format.
+    pub(crate) fn attention_in(
+        &self,
+        heads: Heads,
+        tokens: usize,
+        format: Format,
+        calibration: Option<KeyCalibration>,
+    ) -> Result<Box<dyn Attention>> {
         if let Backend::Plain = self.backend {
             ensure!(!self.room.is_bounded(), "there are no pages that could leave the device: name another backend");
-            return Ok(Box::new(Plain::new(heads, self.kv)));
+            return Ok(Box::new(Plain::new(heads, format, calibration)));
         }
-        let store = self.room.store(self.device()?, self.geometry(heads)?, tokens)?;
+        let store = self.room.store(self.device()?, self.geometry(heads, format)?, tokens, calibration)?;
         Ok(Box::new(Paged::new(store, heads)?))
     }
 
-    /// The same with every page on the device.
+    /// The attention asked for, with every page on the device.
     pub(crate) fn resident(&self, heads: Heads) -> Result<Paged> {
-        Paged::new(Store::resident(self.device()?, self.geometry(heads)?)?, heads)
+        let (geometry, calibration) = (self.geometry(heads, self.kv)?, self.calibration(heads)?);
+        Paged::new(Store::resident(self.device()?, geometry, calibration)?, heads)
     }
 
     fn device(&self) -> Result<Device> {
         Ok(Device::open(&format!("{:?}", self.backend).to_lowercase())?)
     }
 
-    fn geometry(&self, heads: Heads) -> Result<Geometry> {
-        paged::geometry(heads, self.kv, self.page_size.get())
+    /// The pages of a model with these heads.
+    pub(crate) fn geometry(&self, heads: Heads, format: Format) -> Result<Geometry> {
+        paged::geometry(heads, format, self.page_size.get())
     }
 }

@@ -1,7 +1,6 @@
-//! Is the attention right? The same tokens through another attention, the same run all on the device, a text's perplexity.
+//! Is the attention right? The same tokens through another attention, and the same run all on the device.
 
-use anyhow::{Result, ensure};
-use candle_core::DType;
+use anyhow::Result;
 use serde::Serialize;
 
 use crate::attention::Attention;
@@ -70,20 +69,4 @@ pub(crate) fn replay(
         expected = model.forward(&[token], prompt.len() + index, reference)?;
     }
     Ok(difference)
-}
-
-/// The perplexity of `tokens`, each predicted from those before it.
-pub(crate) fn perplexity(model: &Model, tokens: &[u32], chunk: usize, attention: &mut dyn Attention) -> Result<f64> {
-    ensure!(tokens.len() > 1, "perplexity needs two tokens or more");
-    let mut surprise = 0.0;
-    for (index, run) in tokens.chunks(chunk).enumerate() {
-        let hidden = model.hidden(run, index * chunk, attention)?;
-        let rows = model.logits(&hidden)?.to_dtype(DType::F64)?.to_vec2::<f64>()?;
-        for (logits, &next) in rows.iter().zip(&tokens[index * chunk + 1..]) {
-            let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let total: f64 = logits.iter().map(|x| (x - largest).exp()).sum();
-            surprise += largest + total.ln() - logits[next as usize];
-        }
-    }
-    Ok((surprise / (tokens.len() - 1) as f64).exp())
 }

@@ -46,7 +46,7 @@ fn level(f: &mut Formatter<'_>, tier: &TierStats) -> fmt::Result {
     let name = tier.tier;
     let mut line = |what: &str, value: fmt::Arguments<'_>| writeln!(f, "{:<26}{value}", format!("{name}: {what}"));
     line("mode", format_args!("{}", tier.mode))?;
-    line("pages", format_args!("{} of {}", tier.used_pages, tier.capacity_pages))?;
+    line("pages", format_args!("{} of {}, {} bytes each", tier.used_pages, tier.capacity_pages, tier.page_bytes))?;
     line("in", format_args!("{} pages, {}", tier.pages_in, mebibytes(tier.bytes_in)))?;
     line("out", format_args!("{} pages, {}", tier.pages_out, mebibytes(tier.bytes_out)))?;
     line("reads answered", format_args!("{}", tier.hits))?;

@@ -2,8 +2,10 @@
 
 mod args;
 mod attention;
+mod calibrate;
 mod check;
 mod counters;
+mod evaluate;
 mod generate;
 mod model;
 mod paged;
@@ -36,7 +38,6 @@ use crate::tokenizer::ChatTokenizer;
 
 const MODEL: &str = ".models/SmolLM2-135M-Instruct.Q4_1.gguf";
 const SYSTEM: &str = "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
-const PERPLEXITY_TOKENS: usize = 1024;
 
 fn main() -> Result<()> {
     let args = Args::parse();
@@ -52,13 +53,16 @@ fn main() -> Result<()> {
     let chunk = args.chunk.get();
     let mut out = io::stdout();
 
-    if let Some(file) = &args.perplexity {
-        let mut tokens = tokenizer.encode(&read(file)?)?;
-        tokens.truncate(PERPLEXITY_TOKENS);
-        let mut attention = args.attention(model.heads, tokens.len())?;
-        let perplexity = check::perplexity(&model, &tokens, chunk, &mut *attention)?;
-        writeln!(out, "perplexity {perplexity:.3} over {} tokens", tokens.len())?;
-        return Ok(());
+    let of_text = |text: &str| -> Result<Vec<u32>> {
+        let mut tokens = tokenizer.encode(text)?;
+        tokens.truncate(args.text_tokens().min(model.context_length));
+        Ok(tokens)
+    };
+    if let Some(text) = &args.evaluate {
+        return evaluate::evaluate(&args, &model, &of_text(&read(text)?)?, &mut out);
+    }
+    if let Some(file) = &args.calibrate {
+        return calibrate::calibrate(&args, &model, &of_text(&args.text()?)?, file);
     }
 
     let mut prompt = tokenizer.chat(SYSTEM, &args.prompt()?)?;
@@ -69,13 +73,13 @@ fn main() -> Result<()> {
         return record::record(&model, &prompt, &args.record_layers, chunk, attention, file);
     }
 
-    let limits = Limits { chunk, tokens: args.tokens, ignore_end: args.ignore_eos };
-    let mut attention = Timed::new(args.attention(model.heads, prompt.len() + args.tokens)?);
+    let limits = Limits { chunk, tokens: args.tokens(), ignore_end: args.ignore_eos };
+    let mut attention = Timed::new(args.attention(model.heads, prompt.len() + args.tokens())?);
     let keep_logits = args.check || args.check_resident;
     let answer = generate(&model, &tokenizer, &prompt, limits, keep_logits, &mut attention, &mut out)?;
     let footprint = attention.footprint()?;
     let check = if args.check {
-        let mut plain = Plain::new(model.heads, args.kv);
+        let mut plain = Plain::new(model.heads, args.kv, args.calibration(model.heads)?);
         Some(check::replay(&model, &prompt, chunk, &answer, &mut plain)?)
     } else {
         None
@@ -102,7 +106,7 @@ fn main() -> Result<()> {
 fn replay(args: &Args, file: &Path) -> Result<()> {
     let recording = Recording::read(file)?;
     let mut attention = args.attention(recording.heads, recording.tokens)?;
-    let mut plain = Plain::new(recording.heads, args.kv);
+    let mut plain = Plain::new(recording.heads, args.kv, args.calibration(recording.heads)?);
     let errors = recording.compare(args.chunk.get(), &mut *attention, &mut plain)?;
     let footprint = attention.footprint()?;
     println!(

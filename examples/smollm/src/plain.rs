@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use half::{bf16, f16};
 
-use kvtide::PageFormat;
+use kvtide::{KeyCalibration, PageFormat, quantize};
 
 use crate::attention::{Attention, Footprint, Heads};
 
@@ -17,6 +17,7 @@ pub(crate) enum Format {
     F32,
     F16,
     Bf16,
+    Int8,
 }
 
 impl Format {
@@ -26,6 +27,7 @@ impl Format {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
         }
     }
 
@@ -35,15 +37,21 @@ impl Format {
             Self::F32 => PageFormat::F32,
             Self::F16 => PageFormat::F16,
             Self::Bf16 => PageFormat::Bf16,
+            Self::Int8 => PageFormat::Int8,
         }
     }
 
-    /// The nearest number that this format can hold.
-    pub(crate) fn round(self, x: f32) -> f32 {
+    /// Turns the elements of one head and token into those that this format can hold.
+    fn round(self, row: &mut [f32]) {
         match self {
-            Self::F32 => x,
-            Self::F16 => f16::from_f32(x).to_f32(),
-            Self::Bf16 => bf16::from_f32(x).to_f32(),
+            Self::F32 => {}
+            Self::F16 => row.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
+            Self::Bf16 => row.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
+            Self::Int8 => {
+                let mut codes = vec![0; row.len()];
+                let scale = quantize::row(row, &mut codes);
+                row.iter_mut().zip(codes).for_each(|(x, code)| *x = f32::from(code) * scale);
+            }
         }
     }
 }
@@ -52,6 +60,7 @@ impl Format {
 pub(crate) struct Plain {
     heads: Heads,
     format: Format,
+    calibration: Option<KeyCalibration>,
     /// One for each layer and key/value head.
     lines: Vec<Line>,
 }
@@ -64,8 +73,18 @@ struct Line {
 }
 
 impl Plain {
-    pub(crate) fn new(heads: Heads, format: Format) -> Self {
-        Self { heads, format, lines: vec![Line::default(); heads.layers * heads.kv] }
+    pub(crate) fn new(heads: Heads, format: Format, calibration: Option<KeyCalibration>) -> Self {
+        Self { heads, format, calibration, lines: vec![Line::default(); heads.layers * heads.kv] }
+    }
+
+    /// A key as the format holds it, where that is after it was centred and scaled.
+    fn round_key(&self, layer: usize, head: usize, key: &mut [f32]) {
+        let Some(calibration) = &self.calibration else { return self.format.round(key) };
+        let (layer, head) = (layer as u32, head as u32);
+        let channels = || calibration.mean(layer, head).iter().zip(calibration.scale(layer, head));
+        key.iter_mut().zip(channels()).for_each(|(x, (mean, scale))| *x = (*x - mean) * scale.recip());
+        self.format.round(key);
+        key.iter_mut().zip(channels()).for_each(|(x, (mean, scale))| *x = mean + *x * scale);
     }
 }
 
@@ -80,13 +99,17 @@ impl Attention for Plain {
         v: &[f32],
     ) -> Result<Vec<f32>> {
         let heads = self.heads;
-        let lines = &mut self.lines[layer * heads.kv..][..heads.kv];
-        ensure!(lines[0].keys.len() == position * heads.dim, "tokens must be appended in order");
+        let first = layer * heads.kv;
+        ensure!(self.lines[first].keys.len() == position * heads.dim, "tokens must be appended in order");
         for (index, (k, v)) in k.chunks(heads.dim).zip(v.chunks(heads.dim)).enumerate() {
-            let line = &mut lines[index % heads.kv];
-            line.keys.extend(k.iter().map(|&x| self.format.round(x)));
-            line.values.extend(v.iter().map(|&x| self.format.round(x)));
+            let (head, mut k, mut v) = (index % heads.kv, k.to_vec(), v.to_vec());
+            self.round_key(layer, head, &mut k);
+            self.format.round(&mut v);
+            let line = &mut self.lines[first + head];
+            line.keys.extend(k);
+            line.values.extend(v);
         }
+        let lines = &self.lines[first..][..heads.kv];
 
         // A piece of work is one query of one head. Pieces lie in `q` and in the output in the
         // same order, so that each thread can take a stretch of both.
@@ -97,7 +120,6 @@ impl Attention for Plain {
             let outputs = output.chunks_mut(stretch * heads.dim);
             let stretches = q.chunks(stretch * heads.dim).zip(outputs);
             for (index, (q, output)) in stretches.enumerate() {
-                let lines = &*lines;
                 let mut work = move || {
                     let mut weights = Vec::new();
                     let pairs = q.chunks(heads.dim).zip(output.chunks_mut(heads.dim));
@@ -186,7 +208,7 @@ mod tests {
         let q = numbers(tokens * query, 1);
         let (k, v) = (numbers(tokens * kv, 2), numbers(tokens * kv, 3));
 
-        let mut plain = Plain::new(heads, Format::F16);
+        let mut plain = Plain::new(heads, Format::F16, None);
         let mut outputs = Vec::new();
         for rows in [0..17, 17..18, 18..tokens] {
             let part = |x: &[f32], width: usize| x[rows.start * width..rows.end * width].to_vec();
@@ -195,7 +217,7 @@ mod tests {
         }
 
         let stored = |x: &[f32], token: usize, head: usize, i: usize| {
-            f64::from(Format::F16.round(x[token * kv + head / 3 * heads.dim + i]))
+            f64::from(f16::from_f32(x[token * kv + head / 3 * heads.dim + i]).to_f32())
         };
         for (index, &output) in outputs.iter().enumerate() {
             let (row, head, element) = (index / query, index % query / heads.dim, index % heads.dim);

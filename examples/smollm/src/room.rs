@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use kvtide::record::Record;
 use kvtide::swap::HighSpeedSwap;
 use kvtide::tiers::{FileTier, HostTier, Tier};
-use kvtide::{Device, Geometry};
+use kvtide::{Device, Geometry, KeyCalibration};
 
 use crate::store::Store;
 
@@ -49,8 +49,14 @@ enum Kind {
 
 impl Room {
     /// A store for `tokens` tokens in every layer.
-    pub(crate) fn store(&self, device: Device, geometry: Geometry, tokens: usize) -> Result<Store> {
-        let Some(budget) = self.kv_budget else { return Store::resident(device, geometry) };
+    pub(crate) fn store(
+        &self,
+        device: Device,
+        geometry: Geometry,
+        tokens: usize,
+        calibration: Option<KeyCalibration>,
+    ) -> Result<Store> {
+        let Some(budget) = self.kv_budget else { return Store::resident(device, geometry, calibration) };
         let record = Record::new(geometry.validate()?);
         let pages = geometry.pages_for(tokens as u64) * u64::from(geometry.layers());
         let budget = match budget {
@@ -71,8 +77,11 @@ impl Room {
             Kind::File => Box::new(FileTier::create(path, bytes)),
             Kind::Cascade => Box::new(FileTier::create(path, bytes).host_cache(bytes / 2)),
         };
-        let store = HighSpeedSwap::builder(device, geometry).device_budget(budget).boxed_tier(tier).build();
-        let store = store.with_context(|| format!("{pages} pages over a device budget of {budget} bytes"))?;
+        let mut builder = HighSpeedSwap::builder(device, geometry).device_budget(budget).boxed_tier(tier);
+        if let Some(calibration) = calibration {
+            builder = builder.key_calibration(calibration);
+        }
+        let store = builder.build().with_context(|| format!("{pages} pages over a device budget of {budget} bytes"))?;
         Ok(Store::swapped(store, pages, file))
     }
 

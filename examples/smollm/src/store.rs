@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use kvtide::backend::DeviceMemory;
 use kvtide::swap::HighSpeedSwap;
-use kvtide::{Append, Device, Geometry, PagedStore, Query, Sequence, StoreConfig};
+use kvtide::{Append, Device, Geometry, KeyCalibration, PagedStore, Query, Sequence, StoreConfig};
 
 use crate::counters::Counters;
 use crate::room::Temporary;
@@ -33,9 +33,13 @@ macro_rules! on {
 
 impl Store {
     /// A store that keeps every page on the device.
-    pub(crate) fn resident(device: Device, geometry: Geometry) -> Result<Self> {
+    pub(crate) fn resident(device: Device, geometry: Geometry, calibration: Option<KeyCalibration>) -> Result<Self> {
         let config = StoreConfig { step_pages: u64::from(geometry.layers()) * 8, ..StoreConfig::default() };
-        Ok(Self::Resident(PagedStore::with_config(device, geometry, config)?))
+        let mut store = PagedStore::with_config(device, geometry, config)?;
+        if let Some(calibration) = calibration {
+            store.calibrate_keys(calibration)?;
+        }
+        Ok(Self::Resident(store))
     }
 
     /// A store that was made for `whole` pages, and the file of its tier if nobody keeps that.

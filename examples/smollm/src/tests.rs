@@ -1,10 +1,14 @@
 //! Does the example's cache give the same bits when its pages leave the device? Without the model, on the CPU.
 
+use std::{env, fs, process};
+
 use anyhow::Result;
 use clap::Parser;
+use kvtide::KeyCalibration;
 
 use crate::args::Args;
 use crate::attention::{Attention, Heads};
+use crate::plain::{Format, Plain};
 use crate::replay::Recording;
 
 const HEADS: Heads = Heads { layers: 3, query: 4, kv: 2, dim: 16 };
@@ -71,5 +75,32 @@ fn a_budget_that_moves_no_page_is_an_error() -> Result<()> {
     let error = attention.footprint().map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("no page was streamed"), "{error}");
     assert!(args(&["--kv-budget", "1024"]).attention(HEADS, TOKENS).is_err());
+    Ok(())
+}
+
+#[test]
+fn int8_pages_hold_what_plain_attention_rounds_to_with_a_calibration_and_without() -> Result<()> {
+    let recording = Recording::read(FIXTURE.as_ref())?;
+    let (heads, file) = (recording.heads, env::temp_dir().join(format!("kvtide-smollm-keys-{}", process::id())));
+    let channels = heads.layers * heads.kv * heads.dim;
+    let mean = (0..channels).map(|at| (at % 7) as f32 - 3.0).collect();
+    let scale = (0..channels).map(|at| 0.5 + (at % 3) as f32).collect();
+    let geometry = args(&[]).geometry(heads, Format::Int8)?;
+    KeyCalibration::new(&geometry, mean, scale)?.save(&file)?;
+    let path = file.display().to_string();
+    for options in [&["--kv", "int8"][..], &["--kv", "int8", "--calibration", &path]] {
+        let int8 = args(options);
+        let mut pages = int8.attention(heads, recording.tokens)?;
+        let mut plain = Plain::new(heads, Format::Int8, int8.calibration(heads)?);
+        let errors = recording.compare(256, &mut *pages, &mut plain)?;
+        assert!(errors.iter().all(|error| error.relative_l2 < 1e-5), "{options:?}");
+        assert_eq!(pages.footprint()?.kv_bytes, 3 * 20 * 3 * 16 * 2 * (64 + 4), "three layers of 20 pages");
+        let room = args(&[options, &["--kv-budget", "1/3", "--tier", "file"]].concat());
+        let mut swapped = room.attention(heads, recording.tokens)?;
+        let errors = recording.compare(256, &mut *swapped, &mut int8.resident(heads)?)?;
+        assert!(errors.iter().all(|error| error.relative_l2 == 0.0), "{options:?}: the bits differ in a tier");
+    }
+    assert!(args(&["--calibration", &path]).attention(heads, 16).is_err(), "bf16 pages have no calibration");
+    fs::remove_file(file)?;
     Ok(())
 }

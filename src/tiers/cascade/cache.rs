@@ -36,7 +36,8 @@ pub(super) struct Cache<B: Backend> {
 
 impl<B: Backend> Cache<B> {
     pub(super) fn new(cells: Cells<B>) -> Self {
-        let stats = TierStats { tier: "host", mode: "cache over the file".into(), ..TierStats::default() };
+        let (tier, mode, page_bytes) = ("host", "cache over the file".into(), cells.stride());
+        let stats = TierStats { tier, mode, page_bytes, ..TierStats::default() };
         Cache { cells, kept: HashMap::new(), ghosts: Vec::new(), clock: Vec::new(), hand: 0, reads: 0, stats }
     }
 

@@ -34,6 +34,11 @@ impl<B: Backend> Cells<B> {
         self.count
     }
 
+    /// Bytes from one cell to the next.
+    pub(super) fn stride(&self) -> u64 {
+        self.stride
+    }
+
     pub(super) fn free(&self) -> u32 {
         self.free.len() as u32 + self.count - self.fresh
     }

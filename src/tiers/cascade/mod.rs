@@ -81,6 +81,11 @@ struct Attached<B: Backend> {
 impl<B: Backend> FileTier<B> {
     /// A new file at `path` for at most `bytes` bytes of pages, preallocated when the cache is built. A file that is there
     /// is replaced, unless a store has it open.
+    ///
+    /// In the file a page takes whole blocks of 4,096 bytes ([`Record::file_stride`]), which `bytes` counts, as do the bytes
+    /// of [`TierStats`]. In bf16 pages are mostly whole blocks. Int8 pages often are not: 8 KV heads of 128 elements and 16
+    /// tokens are 33,792 bytes and take 36,864. [`Geometry::snug_page_size`](crate::Geometry::snug_page_size) names the page
+    /// size without padding (64 tokens here).
     pub fn create(path: impl Into<PathBuf>, bytes: u64) -> Self {
         FileTier {
             path: path.into(),
@@ -300,6 +305,7 @@ impl<B: Backend> Tier<B> for FileTier<B> {
                 mode: file.mode().to_string(),
                 capacity_pages: tier.slots.capacity().into(),
                 used_pages: tier.slots.used().into(),
+                page_bytes: file.stride() as u64,
                 pages_in: stats.pages_written,
                 pages_out: stats.pages_read,
                 bytes_in: stats.bytes_written,
