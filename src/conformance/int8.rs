@@ -174,7 +174,7 @@ fn biased_keys(geometry: &Geometry, tokens: u32) -> Result<(Tensor, Tensor, KeyC
     let dim = geometry.k_dim();
     let mean =
         |head: u32, d: u32| if d % 4 == head % 4 { [145.0, -135.0, 129.0, 122.0][d as usize / 4 % 4] } else { 0.0 };
-    let spread = |d: u32| if d % 5 == 0 { 4.0 } else { 0.5 };
+    let spread = |d: u32| if d.is_multiple_of(5) { 4.0 } else { 0.5 };
     let mut rng = Rng::new(83);
     let dtype = Dtype::F32;
     let k = Tensor::of(dtype, [tokens, geometry.kv_heads(), dim], |_, h, d| mean(h, d) + spread(d) * rng.normal());
@@ -229,7 +229,7 @@ fn extremes<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
     let geometry = Geometry::new(1, 2, 1, 32).value_dim(16).page_size(8).format(format);
     let mut rng = Rng::new(86);
-    let zero = |rng: &mut Rng, token: u32| if token % 3 == 0 { 0.0 } else { rng.normal() };
+    let zero = |rng: &mut Rng, token: u32| if token.is_multiple_of(3) { 0.0 } else { rng.normal() };
     let k = Tensor::of(Dtype::F32, [60, 1, 32], |t, _, d| if (t, d) == (17, 4) { 1e4 } else { zero(&mut rng, t) });
     let v =
         Tensor::of(Dtype::F32, [60, 1, 16], |t, _, d| if (t, d) == (20, 3) { -1e30 } else { zero(&mut rng, t + 1) });
