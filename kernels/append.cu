@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The same for int8, with as many blocks a run as its lanes need. (`append` counts for int8 too, but does not write it.)
+// The same for int8, with as many blocks a run as its lanes need. It always writes: `append` counts for int8 too.
 extern "C" __global__ void __launch_bounds__(THREADS)
     append_int8(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena, const u32* descriptors,
                 const u64 k, const u64 v, const float* channels, u32* non_finite_count, const u32 parts) {

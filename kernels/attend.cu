@@ -105,7 +105,8 @@ __device__ __forceinline__ int first_token(int round) {
 }
 
 template <u32 FORMAT, int Q>
-__device__ __forceinline__ void find_scores(const AttendParams& p, Shared<FORMAT, Q>& shared, const Span& span, u32 kv_head) {
+__device__ __forceinline__ void find_scores(const AttendParams& p, Shared<FORMAT, Q>& shared, const Span& span,
+                                            u32 kv_head) {
     const u32 part = threadIdx.x % LANES;
     const u32 mask = (1u << p.record.page_shift) - 1;
     const u64 row_bytes = 4ull * p.record.k_row_words;
@@ -210,8 +211,8 @@ __device__ __forceinline__ void find_weights(const AttendParams& p, Shared<FORMA
 }
 
 template <u32 FORMAT, int Q>
-__device__ __forceinline__ void find_values(const AttendParams& p, Shared<FORMAT, Q>& shared, const Span& span, u32 kv_head,
-                                            float* states) {
+__device__ __forceinline__ void find_values(const AttendParams& p, Shared<FORMAT, Q>& shared, const Span& span,
+                                            u32 kv_head, float* states) {
     constexpr u32 COLUMNS = LANES * CHUNK;
     const u32 lane = threadIdx.x % 32, part = threadIdx.x % LANES;
     const u32 mask = (1u << p.record.page_shift) - 1;

@@ -41,8 +41,8 @@ __device__ __forceinline__ void restore(float (&x)[CHUNK], float row_scale, cons
         x[i] = __fadd_rn(__ldg(mean + i), __fmul_rn(__fmul_rn(x[i], row_scale), __ldg(scale + i)));
 }
 
-// Decodes the keys of tokens `first` … of a run; zeros past its end. `channels` are those of the KV head, where pages are
-// quantised.
+// Decodes the keys of tokens `first` … of a run; zeros past its end. `channels` are those of the KV head, where pages
+// are quantised.
 __device__ __forceinline__ void stage(const RecordParams& record, u64 frame, const ProjectRun& run, u32 head, u32 first,
                                       const float* channels, Keys& keys) {
     const u32 bytes = record.format == INT8 ? 1 : record.format == F32 ? 4 : 2;

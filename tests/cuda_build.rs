@@ -143,7 +143,8 @@ fn rows() -> Vec<Vec<f32>> {
         rows.push((0..24).map(|_| top * unit(word())).collect());
         rows.push((0..24).map(|at| if at == 7 { -top } else { top * (at as f32 + 0.5) / 127.0 }).collect());
         rows.push(vec![top; 24]);
-        let odd = |word: u32| if word % 5 == 0 { special[(word / 5) as usize % special.len()] } else { unit(word) };
+        let odd =
+            |word: u32| if word.is_multiple_of(5) { special[(word / 5) as usize % special.len()] } else { unit(word) };
         rows.push((0..24).map(|_| odd(word())).collect());
     }
     rows.extend((0..4000).map(|_| (0..24).map(|_| f32::from_bits(word())).collect()));
