@@ -1,0 +1,329 @@
+// attend on tensor cores: the operation of attend.cu, for pages and queries of the same 16-bit type.
+//
+// A warp takes a split, a KV head and up to eight query vectors, the columns of its products. It streams keys and values
+// through a ring of its own (ring.cuh) and gives the split's state where attend.cu does. Tokens are the rows: a group of 64
+// has scores S = K Q, a maximum, weights P and values Vᵀ P; groups fold left to right into the split's state. In small
+// calls a split's four groups have a warp each, and the block folds them, with the same bits.
+//
+// Sums are f32, and a weight goes into its product as the sum of two elements, so nothing is rounded to 16 bits. What a
+// column holds depends on the tokens that its vector sees of a split alone: not on the other columns, or on what lies in
+// slots that it does not see (contract C1).
+#include <cfloat>
+#include "descriptors.cuh"
+#include "next.cuh"
+#include "ring.cuh"
+
+namespace {
+
+// The state of this thread's two columns: rows lane / 4 and eight below of every sixteen elements.
+template <int DIM>
+struct State {
+    float o[DIM / 16][4];
+    float m[2] = {-FLT_MAX, -FLT_MAX}, l[2] = {0, 0};
+
+    __device__ __forceinline__ State() {
+#pragma unroll
+        for (int i = 0; i < DIM / 16; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
+    }
+};
+
+// What two states are multiplied by when they become one.
+struct Factors {
+    float m, mine, theirs;
+    __device__ __forceinline__ Factors(float a, float b) {
+        m = fmaxf(a, b);
+        mine = exp2f(__fsub_rn(a, m));
+        theirs = exp2f(__fsub_rn(b, m));
+    }
+    __device__ __forceinline__ float operator()(float a, float b) const {
+        return __fmaf_rn(a, mine, __fmul_rn(b, theirs));
+    }
+};
+
+template <int DIM>
+__device__ __forceinline__ void fold(State<DIM>& sum, const State<DIM>& part) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        if (part.l[c] == 0) continue;  // it saw nothing
+        const Factors factors(sum.m[c], part.m[c]);
+        sum.m[c] = factors.m;
+        sum.l[c] = factors(sum.l[c], part.l[c]);
+#pragma unroll
+        for (int i = 0; i < DIM / 16; ++i) {
+            sum.o[i][c] = factors(sum.o[i][c], part.o[i][c]);
+            sum.o[i][c + 2] = factors(sum.o[i][c + 2], part.o[i][c + 2]);
+        }
+    }
+}
+
+// Scores of the group's pieces: of tokens lane / 4 and eight later, two columns each.
+template <u32 FORMAT, int DIM, int WARPS, int AT = 0>
+__device__ __forceinline__ void find_scores(Ring<DIM, WARPS>& ring, const u32 (&q)[DIM / 16][2],
+                                            float (&scores)[PIECES][4]) {
+    if constexpr (AT < PIECES) {
+        const u32 lane = threadIdx.x % 32;
+        const u32 at = ring.template next<AT>() + lane % 16 * (2 * DIM) + (lane / 16 ^ lane % 8) * 16;
+        float even[4] = {}, odd[4] = {};
+#pragma unroll
+        for (u32 i = 0; i < DIM / 16; ++i) {
+            u32 k[4];
+            load_matrices(k, at ^ (i * 32));
+            multiply<FORMAT>(i % 2 ? odd : even, k, q[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) scores[AT][i] = __fadd_rn(even[i], odd[i]);
+        find_scores<FORMAT, DIM, WARPS, AT + 1>(ring, q, scores);
+    }
+}
+
+// Scores become weights.
+template <int DIM>
+__device__ __forceinline__ void find_weights(const Columns& columns, int group, float scale, float (&scores)[PIECES][4],
+                                             State<DIM>& state) {
+    const int first = group * GROUP + int(threadIdx.x % 32) / 4;
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        const auto sees = [&](int piece, int half) {
+            const int token = first + piece * PIECE + half * 8;
+            return token >= columns.from[c] && token < columns.to[c];
+        };
+        float m = -FLT_MAX, l = 0;
+#pragma unroll
+        for (int i = 0; i < 2 * PIECES; ++i) {
+            float& score = scores[i / 2][i % 2 * 2 + c];
+            score = sees(i / 2, i % 2) ? __fmul_rn(score, scale) : -FLT_MAX;
+            m = fmaxf(m, score);
+        }
+#pragma unroll
+        for (int mask = 4; mask <= 16; mask *= 2) m = fmaxf(m, __shfl_xor_sync(WHOLE_WARP, m, mask));
+#pragma unroll
+        for (int i = 0; i < 2 * PIECES; ++i) {
+            float& score = scores[i / 2][i % 2 * 2 + c];
+            score = sees(i / 2, i % 2) ? exp2f(__fsub_rn(score, m)) : 0.0f;
+            l = __fadd_rn(l, score);
+        }
+#pragma unroll
+        for (int mask = 4; mask <= 16; mask *= 2) l = __fadd_rn(l, __shfl_xor_sync(WHOLE_WARP, l, mask));
+        state.m[c] = m;
+        state.l[c] = l;
+    }
+}
+
+// A piece's weights as two summands of 16 bits each, tokens × columns.
+template <u32 FORMAT>
+struct Weights {
+    u32 high[2], low[2];
+    __device__ __forceinline__ explicit Weights(const float (&weights)[4]) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float x = weights[2 * half], y = weights[2 * half + 1];
+            const u32 rounded = pack<FORMAT>(x, y);
+            const float2 whole = unpack<FORMAT>(rounded);
+            high[half] = transpose(rounded);
+            low[half] = transpose(pack<FORMAT>(__fsub_rn(x, whole.x), __fsub_rn(y, whole.y)));
+        }
+    }
+    __device__ __forceinline__ void times(float (&o)[4], const u32 (&v)[4]) const {
+        multiply<FORMAT>(o, v, high);
+        multiply<FORMAT>(o, v, low);
+    }
+};
+
+// The word of a piece's tokens `token` and the next that keeps what lies from `from` to `to`.
+__device__ __forceinline__ u32 keep(int token, int from, int to) {
+    return (token >= from && token < to ? 0xffff : 0) | (token + 1 >= from && token + 1 < to ? 0xffff0000 : 0);
+}
+
+// Values of a piece of which some columns do not see all: a weight of zero would not do, since what is stored there may be
+// infinite or NaN. Each column has a product of its own.
+template <u32 FORMAT, int DIM>
+__device__ __forceinline__ void add_masked(const Columns& columns, int token, u32 at, const Weights<FORMAT>& weights,
+                                           State<DIM>& state) {
+    const int part = threadIdx.x % 4;
+#pragma unroll 1
+    for (int column = 0; column < COLUMNS; ++column) {
+        const bool odd = column % 2;
+        const int from = __shfl_sync(WHOLE_WARP, odd ? columns.from[1] : columns.from[0], column / 2) - token;
+        const int to = __shfl_sync(WHOLE_WARP, odd ? columns.to[1] : columns.to[0], column / 2) - token;
+        if (max(from, 0) >= min(to, PIECE)) continue;
+        const u32 early = keep(2 * part, from, to), late = keep(2 * part + 8, from, to);
+#pragma unroll
+        for (u32 i = 0; i < DIM / 16; ++i) {
+            u32 v[4];
+            load_transposed(v, at ^ (i * 32));
+            v[0] &= early;
+            v[1] &= early;
+            v[2] &= late;
+            v[3] &= late;
+            float(&o)[4] = state.o[i];
+            float sum[4] = {o[0], o[1], o[2], o[3]};
+            weights.times(sum, v);
+            if (column / 2 != part) continue;
+            o[0] = odd ? o[0] : sum[0];
+            o[1] = odd ? sum[1] : o[1];
+            o[2] = odd ? o[2] : sum[2];
+            o[3] = odd ? sum[3] : o[3];
+        }
+    }
+}
+
+template <u32 FORMAT, int DIM, int WARPS, int AT = 0>
+__device__ __forceinline__ void find_values(Ring<DIM, WARPS>& ring, const Columns& columns, int group,
+                                            const float (&scores)[PIECES][4], State<DIM>& state) {
+    if constexpr (AT < PIECES) {
+        const u32 lane = threadIdx.x % 32;
+        const u32 at = ring.template next<PIECES + AT>() + (lane / 16 * 8 + lane % 8) * (2 * DIM) +
+                       (lane / 8 % 2 ^ lane % 8) * 16;
+        const int token = group * GROUP + AT * PIECE;
+        const Span& span = columns.span;
+        const Weights<FORMAT> weights(scores[AT]);
+        if (max(token, span.from) >= span.all_from && min(token + PIECE, span.to) <= span.all_to) {
+#pragma unroll
+            for (u32 i = 0; i < DIM / 16; ++i) {
+                u32 v[4];
+                load_transposed(v, at ^ (i * 32));
+                weights.times(state.o[i], v);
+            }
+        } else {
+            add_masked<FORMAT, DIM>(columns, token, at, weights, state);
+        }
+        find_values<FORMAT, DIM, WARPS, AT + 1>(ring, columns, group, scores, state);
+    }
+}
+
+template <int DIM>
+__device__ __forceinline__ void store(const Columns& columns, const State<DIM>& state, float* states) {
+    const u32 row = threadIdx.x % 32 / 4;
+    const u64 policy = soon_policy();
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        if (state.l[c] == 0) continue;
+        float* to = states + columns.state[c];
+#pragma unroll
+        for (int i = 0; i < DIM / 16; ++i) {
+            store_for_next(to + 16 * i + row, state.o[i][c], policy);
+            store_for_next(to + 16 * i + 8 + row, state.o[i][c + 2], policy);
+        }
+        if (row == 0)
+            store_for_next(reinterpret_cast<float4*>(to + DIM), make_float4(state.m[c], state.l[c], 0, 0), policy);
+    }
+}
+
+// The states of a split's groups, which lie where the rings were.
+template <int DIM>
+struct Parts {
+    float o[GROUPS][COLUMNS][DIM + 4];  // padded, so that a warp's columns lie in different banks
+    float m[GROUPS][COLUMNS], l[GROUPS][COLUMNS];
+    float* to[COLUMNS];
+};
+
+// Folds the groups that a block's warps have taken.
+template <int DIM>
+__device__ __forceinline__ void fold_groups(const Columns& columns, const State<DIM>& state, float* states,
+                                            Parts<DIM>& parts) {
+    constexpr u32 THREADS = 32 * GROUPS;
+    const u32 warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4;
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        const u32 column = 2 * (threadIdx.x % 4) + c;
+#pragma unroll
+        for (int i = 0; i < DIM / 16; ++i) {
+            parts.o[warp][column][16 * i + row] = state.o[i][c];
+            parts.o[warp][column][16 * i + 8 + row] = state.o[i][c + 2];
+        }
+        if (row > 0) continue;
+        parts.m[warp][column] = state.m[c];
+        parts.l[warp][column] = state.l[c];
+        if (warp == 0) parts.to[column] = states + columns.state[c];
+    }
+    __syncthreads();
+    const u64 policy = soon_policy();
+#pragma unroll
+    for (u32 i = threadIdx.x; i < COLUMNS * DIM / 4; i += THREADS) {
+        const u32 column = i / (DIM / 4), element = i % (DIM / 4) * 4;
+        float4 o = make_float4(0, 0, 0, 0);
+        float m = -FLT_MAX, l = 0;
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group) {
+            const float theirs = parts.l[group][column];
+            if (theirs == 0) continue;
+            const Factors factors(m, parts.m[group][column]);
+            const float4 part = *reinterpret_cast<const float4*>(&parts.o[group][column][element]);
+            m = factors.m;
+            l = factors(l, theirs);
+            o = make_float4(factors(o.x, part.x), factors(o.y, part.y), factors(o.z, part.z), factors(o.w, part.w));
+        }
+        if (l == 0) continue;
+        float* to = parts.to[column];
+        store_for_next(reinterpret_cast<float4*>(to + element), o, policy);
+        if (element == 0) store_for_next(reinterpret_cast<float4*>(to + DIM), make_float4(m, l, 0, 0), policy);
+    }
+    __syncthreads();
+}
+
+// Block `work` of the call: vectors, KV head and item, the fastest first, so that blocks that read the same pages run
+// together.
+template <u32 FORMAT, int DIM, int WARPS>
+__device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena, const u32* descriptors,
+                                       const u32* tables, u64 q, float* states, u32 vector_tiles, u64 work,
+                                       unsigned char* rings) {
+    const u32 vector_tile = u32(work % vector_tiles);
+    const u32 kv_head = u32(work / vector_tiles % p.record.kv_heads);
+    const u32 item = p.first_item + u32(work / vector_tiles / p.record.kv_heads);
+    const Tile tile = tile_of(reinterpret_cast<const Tile*>(descriptors + p.tiles_at), p.tiles, item);
+    const u32 split = tile.split + (item - tile.item);
+    bool live;
+    u64 q_at;
+    const Columns columns = columns_of(p, reinterpret_cast<const Row*>(descriptors + p.rows_at), tile, kv_head, split,
+                                       u64(vector_tile) * COLUMNS, live, q_at);
+    const Span& span = columns.span;
+    if (span.from >= span.to) return;
+    // On their way together.
+    const u32 entry =
+        page_of(tables + tile.table + (u64(split) * SPLIT >> p.record.page_shift), p.record.page_shift, span);
+    u32 query[DIM / 16][2];
+    load_column<DIM>(query, p, q, q_at, live);
+    Ring<DIM, WARPS> ring({p.record, arena, entry, kv_head, span},
+                          u32(__cvta_generic_to_shared(rings)) + first_group<WARPS>() * RING_BYTES);
+    State<DIM> sum;
+    for (int group = first_group<WARPS>(); group < GROUPS; group += WARPS) {
+        if (!sees_group(span.from, span.to, group)) continue;
+        State<DIM> part;
+        float scores[PIECES][4];
+        find_scores<FORMAT>(ring, query, scores);
+        find_weights(columns, group, p.scale_log2, scores, part);
+        find_values<FORMAT>(ring, columns, group, scores, part);
+        fold(sum, part);
+    }
+    if constexpr (WARPS > 1) {
+        fold_groups(columns, sum, states, *reinterpret_cast<Parts<DIM>*>(rings));
+    } else {
+        store(columns, sum, states);
+    }
+}
+
+}  // namespace
+
+// The parameters of attend.cu; there are no channels.
+#define ATTEND(NAME, FORMAT, DIM, WARPS)                                                                               \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS)                                                \
+        NAME(const __grid_constant__ AttendParams p, const __grid_constant__ Arena arena,                              \
+             const __grid_constant__ Descriptors descriptors, const u32* tables, const u64 q, const float*,            \
+             float* states, const u32 vector_tiles) {                                                                  \
+        extern __shared__ __align__(1024) unsigned char rings[];                                                       \
+        const u32* words = words_of(descriptors);                                                                      \
+        const u64 total = u64(p.items) * p.record.kv_heads * vector_tiles;                                             \
+        for (u64 work = blockIdx.x; work < total; work += gridDim.x)                                                   \
+            attend<FORMAT, DIM, WARPS>(p, arena, words, tables, q, states, vector_tiles, work, rings);                 \
+        release_next();                                                                                                \
+    }
+
+ATTEND(attend_f16_64_1, F16, 64, 1)
+ATTEND(attend_f16_64_4, F16, 64, 4)
+ATTEND(attend_f16_128_1, F16, 128, 1)
+ATTEND(attend_f16_128_4, F16, 128, 4)
+ATTEND(attend_bf16_64_1, BF16, 64, 1)
+ATTEND(attend_bf16_64_4, BF16, 64, 4)
+ATTEND(attend_bf16_128_1, BF16, 128, 1)
+ATTEND(attend_bf16_128_4, BF16, 128, 4)

@@ -1,0 +1,56 @@
+// What do the eight query vectors of a warp see? The columns of its tensor-core products, two of them a thread.
+#pragma once
+#include "tiles.cuh"
+
+constexpr int COLUMNS = 8;
+constexpr u32 WHOLE_WARP = 0xffffffff;
+
+// Of columns 2 (lane % 4) and the next: the tokens of the split that each sees, and where its state is. Of all: the
+// tokens that some column sees, and those that every column sees that sees any.
+struct Columns {
+    int from[2], to[2];
+    u64 state[2];
+    Span span;
+};
+
+// The columns of vectors `first` and after of a tile. `live` and `q` are for the column that this thread multiplies by,
+// lane / 4: whether it sees anything, and where its elements are.
+__device__ __forceinline__ Columns columns_of(const AttendParams& p, const Row* rows, const Tile& tile, u32 kv_head,
+                                              u32 split, u64 first, bool& live, u64& q) {
+    const u32 lane = threadIdx.x % 32;
+    const Vector vector = vector_of(p, rows, tile, kv_head, split, first + lane % COLUMNS);
+    Columns columns;
+#pragma unroll
+    for (u32 c = 0; c < 2; ++c) {
+        const u32 from = 2 * (lane % 4) + c;
+        columns.from[c] = __shfl_sync(WHOLE_WARP, vector.from, from);
+        columns.to[c] = __shfl_sync(WHOLE_WARP, vector.to, from);
+        columns.state[c] = __shfl_sync(WHOLE_WARP, vector.state, from);
+    }
+    live = __shfl_sync(WHOLE_WARP, int(vector.from < vector.to), lane / 4);
+    q = __shfl_sync(WHOLE_WARP, vector.q, lane / 4);
+    Span& span = columns.span;
+    if (vector.from < vector.to) span = {vector.from, vector.to, vector.from, vector.to};
+#pragma unroll
+    for (u32 mask = 1; mask < COLUMNS; mask *= 2) {
+        span.from = min(span.from, __shfl_xor_sync(WHOLE_WARP, span.from, mask));
+        span.to = max(span.to, __shfl_xor_sync(WHOLE_WARP, span.to, mask));
+        span.all_from = max(span.all_from, __shfl_xor_sync(WHOLE_WARP, span.all_from, mask));
+        span.all_to = min(span.all_to, __shfl_xor_sync(WHOLE_WARP, span.all_to, mask));
+    }
+    return columns;
+}
+
+// Elements of column lane / 4 as fragments of products: 2 (lane % 4) and the next of every eight.
+template <int DIM>
+__device__ __forceinline__ void load_column(u32 (&fragments)[DIM / 16][2], const AttendParams& p, u64 q, u64 first,
+                                            bool live) {
+    const u16* elements = reinterpret_cast<const u16*>(q) + first;
+#pragma unroll
+    for (u32 i = 0; i < DIM / 8; ++i) {
+        const u64 at = u64(8 * i + 2 * (threadIdx.x % 4)) * p.q.element;
+        u32 word = 0;
+        if (live) word = __ldg(elements + at) | u32(__ldg(elements + at + p.q.element)) << 16;
+        fragments[i / 2][i % 2] = word;
+    }
+}

@@ -1,0 +1,127 @@
+// How do pages reach a warp? As pieces of sixteen rows through a ring in shared memory, several on their way at a time.
+//
+// A group of tokens is PIECES pieces of keys and as many of values. A piece's rows lie as in the page, but the 16-byte
+// chunks of a row are permuted by the row's number, so that eight rows of a column of chunks lie in different banks.
+#pragma once
+#include "columns.cuh"
+#include "mma.cuh"
+#include "record.cuh"
+
+constexpr int PIECE = 16;                // tokens of a piece
+constexpr int GROUP = 64;                // tokens of a group
+constexpr int PIECES = GROUP / PIECE;    // of keys, and of values
+constexpr int GROUPS = SPLIT / GROUP;
+constexpr int RING_BYTES = 24576;        // of a warp
+
+// Where each of a split's groups has a warp of its own, or one takes all.
+template <int WARPS>
+__device__ __forceinline__ int first_group() {
+    return WARPS > 1 ? threadIdx.x / 32 : 0;
+}
+
+__device__ __forceinline__ bool sees_group(int from, int to, int group) {
+    return group * GROUP < to && (group + 1) * GROUP > from;
+}
+
+// The table entry of this lane's page of the split that starts at `pages`; the arena's first frame where nobody sees it.
+__device__ __forceinline__ u32 page_of(const u32* pages, u32 page_shift, const Span& span) {
+    const int lane = threadIdx.x % 32, first = lane << page_shift;
+    return first < span.to && first + (1 << page_shift) > span.from ? __ldg(pages + lane) : 0;
+}
+
+// Groups `warp`, `warp + WARPS` … of a split, as far as some column sees them: where the next piece to load is.
+template <int DIM, int WARPS>
+struct Source {
+    static constexpr u32 ROW = 2 * DIM;
+    static constexpr u32 CHUNKS = ROW / 16;
+    static constexpr u32 ROWS = 32 / CHUNKS;  // that one copy of a warp takes
+    static constexpr u32 BYTES = PIECE * ROW;
+
+    u64 frame;       // of this lane's page of the split
+    u64 key, value;  // offsets of this lane's chunk of the head's first rows
+    u32 page_shift;
+    int from, to;    // tokens that some column sees
+    int group;
+
+    // `entry` is what `page_of` gave.
+    __device__ __forceinline__ Source(const RecordParams& record, const Arena& arena, u32 entry, u32 kv_head,
+                                      const Span& span)
+        : frame(frame_at(arena, record, entry)), page_shift(record.page_shift), from(span.from), to(span.to),
+          group(first_group<WARPS>() - WARPS) {
+        const u32 lane = threadIdx.x % 32;
+        key = key_at(record, kv_head, 0) + lane % CHUNKS * 16;
+        value = value_at(record, kv_head, 0) + lane % CHUNKS * 16;
+    }
+
+    // Goes to the next group.
+    __device__ __forceinline__ void advance() {
+        do group += WARPS;
+        while (group < GROUPS && !sees_group(from, to, group));
+    }
+
+    // Starts the copy of piece `AT` of the group; rows that nobody sees become zeros.
+    template <int AT>
+    __device__ __forceinline__ void load(u32 at) {
+        if (group < GROUPS) {
+            const u32 lane = threadIdx.x % 32, row = lane / CHUNKS, chunk = lane % CHUNKS;
+            const int token = group * GROUP + AT % PIECES * PIECE;
+            const u64 column = AT < PIECES ? key : value;
+            at += row * ROW + (chunk ^ row) * 16;
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half) {
+                // A page holds at least eight tokens.
+                const u32 first = token + 8 * half, slot = first & ((1u << page_shift) - 1);
+                const u64 page = __shfl_sync(WHOLE_WARP, frame, first >> page_shift);
+                const u64 rows = page + column + (slot + row) * ROW;
+#pragma unroll
+                for (u32 i = 0; i < 8; i += ROWS) {
+                    const bool seen = u32(int(first + i + row) - from) < u32(to - from);
+                    copy_async((at ^ (i * 16)) + (8 * half + i) * ROW, rows + i * ROW, seen ? 16 : 0);
+                }
+            }
+        }
+        end_batch();
+    }
+};
+
+// The ring of a warp. Piece by piece, `next` waits for one and starts the load of the one STAGES - 1 later.
+template <int DIM, int WARPS>
+struct Ring {
+    static constexpr u32 BYTES = Source<DIM, WARPS>::BYTES;
+    static constexpr int STAGES = RING_BYTES / BYTES;
+    static_assert(RING_BYTES % BYTES == 0 && STAGES > 2, "whole pieces");
+
+    Source<DIM, WARPS> source;
+    u32 base, at;
+
+    __device__ __forceinline__ Ring(const Source<DIM, WARPS>& source, u32 base)
+        : source(source), base(base), at(base + (STAGES - 1) * BYTES) {
+        start<0>();
+    }
+
+    template <int I>
+    __device__ __forceinline__ void start() {
+        if constexpr (I < STAGES - 1) {
+            load<I>(base + I * BYTES);
+            start<I + 1>();
+        }
+    }
+
+    template <int I>
+    __device__ __forceinline__ void load(u32 to) {
+        constexpr int AT = I % (2 * PIECES);
+        if constexpr (AT == 0) source.advance();
+        source.template load<AT>(to);
+    }
+
+    // Where piece `AT` of the group is.
+    template <int AT>
+    __device__ __forceinline__ u32 next() {
+        wait_batches<STAGES - 2>();
+        // Every lane's part has come, and no lane still reads the piece before, whose place the new one takes.
+        __syncwarp();
+        load<AT + STAGES - 1>(at);
+        at = at == base + (STAGES - 1) * BYTES ? base : at + BYTES;
+        return at;
+    }
+};
