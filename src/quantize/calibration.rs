@@ -39,7 +39,7 @@ impl KeyCalibration {
             }
         }
         let refused = |field, value: f32, rule| Err(Error::Config { field, value: value.to_string(), rule });
-        if let Some(&x) = mean.iter().find(|x| !(x.abs() <= MOST)) {
+        if let Some(&x) = mean.iter().find(|x| x.is_nan() || x.abs() > MOST) {
             return refused("calibration.mean", x, "it must be a number from -1e30 to 1e30");
         }
         if let Some(&x) = scale.iter().find(|x| !(1.0 / MOST..=MOST).contains(*x)) {
