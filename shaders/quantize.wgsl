@@ -2,7 +2,7 @@
 // special values recognised as integers, and the one division is corrected by integers.
 
 // Bits of the smallest magnitude that makes a row more than zeros.
-const SMALLEST = 0x04000000u;
+const SMALLEST = 0x04800000u;
 const INFINITE = 0x7f800000u;
 
 // The larger of two magnitudes' bits for each of four, where the second is finite.
