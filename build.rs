@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const KERNELS: [&str; 7] = ["append", "transfer", "attend", "merge", "project", "score", "sum"];
-const HEADERS: [&str; 8] = ["params", "record", "projections", "numeric", "quantize", "chunk", "scales", "tiles"];
+const HEADERS: [&str; 9] = ["params", "descriptors", "record", "projections", "numeric", "quantize", "chunk", "scales", "tiles"];
 const ARCHS: &str = "80,86,89,90,100,120";
 
 fn main() -> Result<()> {

@@ -1,6 +1,7 @@
 // append: which bits of the new tokens' K and V go where? One thread writes eight elements of a key or value row; where
 // rows are quantised, the threads of a row agree on its scale first.
 #include <cuda_fp16.h>
+#include "descriptors.cuh"
 #include "numeric.cuh"
 #include "quantize.cuh"
 #include "record.cuh"
@@ -178,9 +179,10 @@ __device__ __forceinline__ u32 write_codes(const AppendParams& p, const Arena& a
 
 // A block takes `THREADS` chunks of one run; `parts` blocks cover the longest run.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    append(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena, const u32* descriptors,
+    append(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena,
+           const __grid_constant__ Descriptors descriptors,
            const u64 k, const u64 v, u32* non_finite_count, const u32 parts) {
-    const AppendRun* runs = reinterpret_cast<const AppendRun*>(descriptors + p.runs_at);
+    const AppendRun* runs = reinterpret_cast<const AppendRun*>(words_of(descriptors) + p.runs_at);
     const u64 total = u64(p.runs) * parts;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
         const AppendRun run = runs[work / parts];
@@ -201,9 +203,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // The same for int8, with as many blocks a run as its lanes need. It always writes: `append` counts for int8 too.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    append_int8(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena, const u32* descriptors,
+    append_int8(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena,
+                const __grid_constant__ Descriptors descriptors,
                 const u64 k, const u64 v, const float* channels, u32* non_finite_count, const u32 parts) {
-    const AppendRun* runs = reinterpret_cast<const AppendRun*>(descriptors + p.runs_at);
+    const AppendRun* runs = reinterpret_cast<const AppendRun*>(words_of(descriptors) + p.runs_at);
     const u64 total = u64(p.runs) * parts;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
         const AppendRun run = runs[work / parts];

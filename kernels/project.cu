@@ -1,5 +1,6 @@
 // project: what are stored keys on a basis? A block takes sixteen tokens of one run and KV head: it decodes their keys
 // once, then each thread sums two columns of the basis for four tokens, in the order of the elements.
+#include "descriptors.cuh"
 #include "chunk.cuh"
 #include "projections.cuh"
 
@@ -84,10 +85,11 @@ __device__ __forceinline__ void sum(const ProjectParams& p, const u32* matrix, c
 // `tiles` blocks cover the longest run of one KV head.
 extern "C" __global__ void __launch_bounds__(THREADS)
     project(const __grid_constant__ ProjectParams p, const __grid_constant__ Arena arena,
-            const __grid_constant__ Arena projections, const u32* descriptors, const u32* basis,
+            const __grid_constant__ Arena projections,
+            const __grid_constant__ Descriptors descriptors, const u32* basis,
             const float* channels, const u32 tiles) {
     __shared__ __align__(16) Keys keys;
-    const ProjectRun* runs = reinterpret_cast<const ProjectRun*>(descriptors + p.runs_at);
+    const ProjectRun* runs = reinterpret_cast<const ProjectRun*>(words_of(descriptors) + p.runs_at);
     const u32 pairs = p.projections.rank / 2;
     const u64 total = u64(p.runs) * p.record.kv_heads * tiles;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {

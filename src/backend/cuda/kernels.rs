@@ -132,6 +132,37 @@ pub(super) fn channels_address(channels: Option<Channels<'_, CudaMemory>>) -> Re
     }
 }
 
+/// Words of descriptors that travel with a launch: `INLINE_WORDS` of `kernels/descriptors.cuh`.
+const INLINE_WORDS: usize = 704;
+
+/// `Descriptors` of `kernels/descriptors.cuh`: rows that a launch works through, in its parameters or in memory.
+#[repr(C)]
+pub(super) struct Descriptors {
+    at: sys::CUdeviceptr,
+    words: [u32; INLINE_WORDS],
+}
+
+const _: () = assert!(size_of::<Descriptors>() == 8 + 4 * INLINE_WORDS);
+
+impl Descriptors {
+    /// The parts one after the other, where they are few; else they go to where `upload` says.
+    pub(super) fn new(
+        parts: &[&[u32]],
+        upload: impl FnOnce(&[&[u32]]) -> Result<sys::CUdeviceptr>,
+    ) -> Result<Self> {
+        let mut words = [0; INLINE_WORDS];
+        let mut rest = &mut words[..];
+        for part in parts {
+            let Some((here, behind)) = rest.split_at_mut_checked(part.len()) else {
+                return Ok(Descriptors { at: upload(parts)?, words: [0; INLINE_WORDS] });
+            };
+            here.copy_from_slice(part);
+            rest = behind;
+        }
+        Ok(Descriptors { at: 0, words })
+    }
+}
+
 /// A kernel argument.
 pub(super) fn arg<T>(value: &T) -> *mut c_void {
     (&raw const *value).cast_mut().cast()
