@@ -5,7 +5,7 @@
 
 // What fits beside the largest other parameters in the 4 KiB that every device takes: `INLINE_WORDS` of
 // src/backend/cuda/kernels.rs.
-constexpr u32 INLINE_WORDS = 704;
+constexpr u32 INLINE_WORDS = 640;
 
 struct Descriptors {
     u64 at;
