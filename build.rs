@@ -13,7 +13,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const KERNELS: [&str; 7] = ["append", "transfer", "attend", "merge", "project", "score", "sum"];
-const HEADERS: [&str; 8] = ["params", "record", "projections", "numeric", "quantize", "chunk", "scales", "tiles"];
+const HEADERS: [&str; 11] = [
+    "params",
+    "append",
+    "project",
+    "descriptors",
+    "record",
+    "projections",
+    "numeric",
+    "quantize",
+    "chunk",
+    "scales",
+    "tiles",
+];
 const ARCHS: &str = "80,86,89,90,100,120";
 
 fn main() -> Result<()> {

@@ -1,94 +1,41 @@
-// project: what are stored keys on a basis? A block takes sixteen tokens of one run and KV head: it decodes their keys
-// once, then each thread sums two columns of the basis for four tokens, in the order of the elements.
-#include "chunk.cuh"
-#include "projections.cuh"
+// project: what are stored keys, or keys that are being stored, on a basis?
+#include "append.cuh"
+#include "descriptors.cuh"
+#include "project.cuh"
 
 namespace {
 
-constexpr u32 THREADS = 64;
-constexpr u32 TILE = 16;   // tokens of a block
-constexpr u32 QUAD = 4;    // tokens of a thread
-constexpr u32 MAX_DIM = 256;
-
-// Element d of the tile's tokens, with a quad of padding that spreads the elements over the banks.
-using Keys = float[MAX_DIM][TILE + QUAD];
-
-// Eight elements of a key row as floats; codes of int8 as they are.
-__device__ __forceinline__ void load(float (&x)[CHUNK], u64 at, u32 format) {
-    if (format == INT8) {
-        Chunk<INT8> stored;
-        stored.load(at);
-        return stored.decode(x);
-    }
-    const uint4* from = reinterpret_cast<const uint4*>(at);
-    const uint4 a = __ldg(from);
-    if (format == F32) {
-        const uint4 b = __ldg(from + 1);
-        const u32 words[CHUNK] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-        for (int i = 0; i < CHUNK; ++i) x[i] = __uint_as_float(words[i]);
-    } else {
-        const u32 words[4] = {a.x, a.y, a.z, a.w};
-#pragma unroll
-        for (int i = 0; i < CHUNK; ++i) x[i] = __uint_as_float(to_f32(words[i / 2] >> 16 * (i % 2) & 0xffff, format));
-    }
-}
-
-// Eight elements of the key that codes stand for: mean + code × scale of the row × scale of the channel.
-__device__ __forceinline__ void restore(float (&x)[CHUNK], float row_scale, const float* mean, const float* scale) {
-#pragma unroll
-    for (int i = 0; i < CHUNK; ++i)
-        x[i] = __fadd_rn(__ldg(mean + i), __fmul_rn(__fmul_rn(x[i], row_scale), __ldg(scale + i)));
-}
-
-// Decodes the keys of tokens `first` … of a run; zeros past its end. `channels` are those of the KV head, where pages
-// are quantised.
-__device__ __forceinline__ void stage(const RecordParams& record, u64 frame, const ProjectRun& run, u32 head, u32 first,
-                                      const float* channels, Keys& keys) {
-    const u32 bytes = record.format == INT8 ? 1 : record.format == F32 ? 4 : 2;
-    for (u32 i = threadIdx.x; i < TILE * (record.k_dim / CHUNK); i += THREADS) {
-        const u32 token = i % TILE, element = i / TILE * CHUNK;
-        float x[CHUNK] = {};
-        if (first + token < run.tokens) {
-            const u32 slot = run.slot + first + token;
-            load(x, frame + key_at(record, head, slot) + u64(element) * bytes, record.format);
-            if (record.format == INT8) {
-                const float scale = __ldg(reinterpret_cast<const float*>(frame + key_scale_at(record, head, slot)));
-                restore(x, scale, channels + element, channels + record.k_dim + element);
-            }
-        }
-#pragma unroll
-        for (int e = 0; e < CHUNK; ++e) keys[element + e][token] = x[e];
-    }
-}
-
-// Columns 2 × pair and 2 × pair + 1 for the four tokens of a quad.
-__device__ __forceinline__ void sum(const ProjectParams& p, const u32* matrix, const Keys& keys, u32 pair, u32 quad,
-                                    float2 (&sums)[QUAD]) {
-    const u32 pairs = p.projections.rank / 2;
-#pragma unroll 8
-    for (u32 d = 0; d < p.record.k_dim; ++d) {
-        const float2 column = unpack_pair(__ldg(matrix + d * pairs + pair));
-        const float4 key = *reinterpret_cast<const float4*>(&keys[d][quad * QUAD]);
-        const float k[QUAD] = {key.x, key.y, key.z, key.w};
-#pragma unroll
-        for (u32 t = 0; t < QUAD; ++t) {
-            sums[t].x = __fmaf_rn(k[t], column.x, sums[t].x);
-            sums[t].y = __fmaf_rn(k[t], column.y, sums[t].y);
+// Writes K or V of a tile: tokens `first` … of a run, one KV head. How many of this thread's elements are not finite.
+template <bool VALUE>
+__device__ __forceinline__ u32 write_tile(const AppendParams& p, const Arena& arena, u64 source, const float* channels,
+                                          const AppendRun& run, u32 head, u32 first) {
+    const u32 dim = VALUE ? p.record.v_dim : p.record.k_dim, tokens = min(run.tokens - first, TILE);
+    const bool quantizes = p.record.format == INT8;
+    const u32 parts = quantizes ? lanes_of(dim) : dim / CHUNK;
+    u32 bad = 0;
+    // The same number of rounds for all threads, since those of a row exchange values.
+    for (u32 round = 0; round < tokens * parts; round += PROJECT_THREADS) {
+        const u32 index = round + threadIdx.x, token = index / parts;
+        const Part part = {head, first + token, index % parts * CHUNK};
+        const bool holds = token < tokens && part.first < dim;
+        if (quantizes) {
+            bad += write_codes<VALUE>(p, arena, source, channels, run, part, holds);
+        } else if (holds) {
+            bad += write_chunk<VALUE>(p, arena, source, run, part);
         }
     }
+    return bad;
 }
 
 }  // namespace
 
 // `tiles` blocks cover the longest run of one KV head.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(PROJECT_THREADS)
     project(const __grid_constant__ ProjectParams p, const __grid_constant__ Arena arena,
-            const __grid_constant__ Arena projections, const u32* descriptors, const u32* basis,
-            const float* channels, const u32 tiles) {
+            const __grid_constant__ Arena projections, const __grid_constant__ Descriptors descriptors,
+            const u32* basis, const float* channels, const u32 tiles) {
     __shared__ __align__(16) Keys keys;
-    const ProjectRun* runs = reinterpret_cast<const ProjectRun*>(descriptors + p.runs_at);
-    const u32 pairs = p.projections.rank / 2;
+    const ProjectRun* runs = reinterpret_cast<const ProjectRun*>(words_of(descriptors) + p.runs_at);
     const u64 total = u64(p.runs) * p.record.kv_heads * tiles;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
         const u32 first = u32(work % tiles) * TILE;
@@ -99,22 +46,32 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         stage(p.record, frame_at(arena, p.record, run.frame), run, head, first,
               channels + 3ull * head * p.record.k_dim, keys);
         __syncthreads();
-        const u32* matrix = basis + p.basis_base + u64(head) * p.basis_stride;
-        const u64 record = projection_at(projections, p.projections, run.page);
-        for (u32 i = threadIdx.x; i < TILE / QUAD * pairs; i += THREADS) {
-            const u32 pair = i % pairs, quad = i / pairs;
-            if (first + quad * QUAD >= run.tokens) continue;
-            float2 sums[QUAD] = {};
-            sum(p, matrix, keys, pair, quad, sums);
-#pragma unroll
-            for (u32 t = 0; t < QUAD; ++t) {
-                const u32 token = first + quad * QUAD + t;
-                if (token >= run.tokens) continue;
-                const u32 low = f32_to_bf16(__float_as_uint(sums[t].x)), high = f32_to_bf16(__float_as_uint(sums[t].y));
-                const u32 slot = run.slot + token;
-                reinterpret_cast<u32*>(record + projected_at(p.projections, head, slot))[pair] = low | high << 16;
-                if (pair == 0) *reinterpret_cast<u32*>(record + norm_at(p.projections, head, slot)) = 0;
-            }
-        }
+        project_tile(p, projections, basis, run, head, first, keys);
+    }
+}
+
+// append and project in one: a block writes sixteen tokens of one run and KV head, then projects the keys that it has written.
+extern "C" __global__ void __launch_bounds__(PROJECT_THREADS)
+    append_project(const __grid_constant__ AppendParams a, const __grid_constant__ ProjectParams p,
+                   const __grid_constant__ Arena arena, const __grid_constant__ Arena projections,
+                   const __grid_constant__ Descriptors descriptors, const u64 k, const u64 v, const u32* basis,
+                   const float* channels, u32* non_finite_count, const u32 tiles) {
+    __shared__ __align__(16) Keys keys;
+    const AppendRun* runs = reinterpret_cast<const AppendRun*>(words_of(descriptors) + p.runs_at);
+    const u64 total = u64(p.runs) * p.record.kv_heads * tiles;
+    for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
+        const u32 first = u32(work % tiles) * TILE;
+        const u32 head = u32(work / tiles % p.record.kv_heads);
+        const AppendRun run = runs[work / tiles / p.record.kv_heads];
+        if (first >= run.tokens) continue;
+        const float* mine = channels + 3ull * head * p.record.k_dim;
+        u32 bad = write_tile<false>(a, arena, k, channels, run, head, first);
+        bad += write_tile<true>(a, arena, v, channels, run, head, first);
+        if (bad > 0) atomicAdd(non_finite_count, bad);
+        __syncthreads();
+        const ProjectRun stored = {run.frame, run.page, run.slot, run.tokens};
+        stage(p.record, frame_at(arena, p.record, run.frame), stored, head, first, mine, keys);
+        __syncthreads();
+        project_tile(p, projections, basis, stored, head, first, keys);
     }
 }

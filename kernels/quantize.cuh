@@ -6,7 +6,7 @@
 // The magnitude of an infinity; that of a NaN is larger.
 constexpr u32 INFINITE = 0x7f800000;
 // Magnitudes below this make a row of zeros: `quantize::SMALLEST`.
-constexpr u32 SMALLEST = 0x04000000;
+constexpr u32 SMALLEST = 0x04800000;
 
 // |x| as an integer: magnitudes are ordered as these are.
 __device__ __forceinline__ u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffff; }

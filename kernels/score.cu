@@ -1,6 +1,7 @@
 // score: how well does the best token of a page match a query row? `project_queries` puts the queries on the basis, then
 // `score` takes the largest product of each page.
 #include <cfloat>
+#include "descriptors.cuh"
 #include "numeric.cuh"
 #include "projections.cuh"
 
@@ -126,10 +127,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // `share` warps of a block (1, 2 or 4) take an entry together, each block `WARPS` / `share` entries.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    score(const __grid_constant__ ScoreParams p, const __grid_constant__ Arena arena, const u32* descriptors,
+    score(const __grid_constant__ ScoreParams p, const __grid_constant__ Arena arena,
+          const __grid_constant__ Descriptors descriptors,
           const float* queries, float* out, const u32 lanes, const u32 share) {
     __shared__ float best[WARPS];
-    const ScoreEntry* entries = reinterpret_cast<const ScoreEntry*>(descriptors + p.entries_at);
+    const ScoreEntry* entries = reinterpret_cast<const ScoreEntry*>(words_of(descriptors) + p.entries_at);
     const u32 warp = threadIdx.x / 32, part = warp % share, together = WARPS / share;
     const u64 blocks = (u64(p.entries) + together - 1) / together;
     for (u64 block = blockIdx.x; block < blocks; block += gridDim.x) {

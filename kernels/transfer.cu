@@ -1,4 +1,5 @@
 // transfer: which records move where? Frames and records in any combination, 16 bytes a thread at a time.
+#include "descriptors.cuh"
 #include "record.cuh"
 
 namespace {
@@ -18,8 +19,8 @@ __device__ __forceinline__ u64 place(const Arena& arena, const RecordParams& rec
 // A block copies `PART` words of one record; `parts` blocks cover it.
 extern "C" __global__ void __launch_bounds__(THREADS)
     transfer(const __grid_constant__ TransferParams p, const __grid_constant__ Arena from,
-             const __grid_constant__ Arena to, const u32* descriptors, const u32 parts) {
-    const Move* moves = reinterpret_cast<const Move*>(descriptors + p.moves_at);
+             const __grid_constant__ Arena to, const __grid_constant__ Descriptors descriptors, const u32 parts) {
+    const Move* moves = reinterpret_cast<const Move*>(words_of(descriptors) + p.moves_at);
     const u64 total = u64(p.moves) * parts;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
         const Move move = moves[work / parts];

@@ -2,7 +2,7 @@
 // special values recognised as integers, and the one division is corrected by integers.
 
 // Bits of the smallest magnitude that makes a row more than zeros.
-const SMALLEST = 0x04000000u;
+const SMALLEST = 0x04800000u;
 const INFINITE = 0x7f800000u;
 
 // The larger of two magnitudes' bits for each of four, where the second is finite.
@@ -21,7 +21,7 @@ fn inverse_of(largest: u32) -> f32 {
     if (largest < SMALLEST) {
         return 0.0;
     }
-    // The quotient is 127 × 2^17 ÷ mantissa × 2^(133 - exponent): its 24 bits as an integer are the first factor times 2^shift.
+    // The quotient is (127 × 2^17 ÷ mantissa) × 2^(133 - exponent); the first factor × 2^shift is `quotient`, of 24 bits.
     let mantissa = (largest & 0x7fffffu) | 0x800000u;
     let shift = select(23u, 24u, mantissa > 0xfe0000u);
     var quotient = u32(16646144.0 / f32(mantissa) * f32(1u << shift));

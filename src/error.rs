@@ -132,8 +132,8 @@ pub enum Error {
         /// Which argument.
         what: &'static str,
     },
-    /// K or V held elements that are infinite or not a number, and the store refuses them.
-    #[error("K and V hold {count} non-finite elements, which this store refuses")]
+    /// K or V held elements that are infinite or not a number, and the store (or who collects statistics) refuses them.
+    #[error("{count} elements of K and V are not finite, which is refused")]
     NonFinite {
         /// How many.
         count: u64,

@@ -1,6 +1,8 @@
 //! What does int8 cost on a real model's tensors? Attention over int8 pages against the same tensors in bf16 pages.
 //!
-//! Figures are printed: `cargo test --test int8 -- --nocapture`, with `KVTIDE_DUMP=FILE` for a larger file's tensors.
+//! Figures are printed: `cargo test --features conformance --test int8 -- --nocapture`, with `KVTIDE_DUMP=FILE` for a
+//! larger file's tensors.
+#![cfg(feature = "conformance")]
 
 mod real;
 

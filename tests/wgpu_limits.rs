@@ -77,6 +77,45 @@ fn a_buffer_that_cannot_be_bound_is_refused() {
     });
 }
 
+/// Int8 kernels bind the calibration as a uniform buffer, whose size and usage have limits of their own.
+#[test]
+fn a_key_calibration_that_cannot_be_bound_is_refused() {
+    use kvtide::backend::ops::{Append, Arena, Channels};
+    use kvtide::backend::params::AppendRun;
+    use kvtide::{Geometry, PageFormat, record::Record};
+    on_adapters(|adapter| {
+        let limits = Limits { max_uniform_buffer_binding_size: 1024, ..Limits::default() };
+        let backend = WgpuBackend::open_with_limits(adapter, limits).unwrap();
+        let append = |heads: u32, calibration: &_| {
+            let mut stream = Backend::stream(&backend).unwrap();
+            let record = Record::new(Geometry::new(1, heads, heads, 16).page_size(8).format(PageFormat::Int8));
+            let slab = [backend.alloc("a slab", record.frame_stride()).unwrap()];
+            let k = View::dense(backend.alloc("k", 4096).unwrap(), Dtype::F32, heads, 16);
+            let v = View::dense(backend.alloc("v", 4096).unwrap(), Dtype::F32, heads, 16);
+            let non_finite = &backend.alloc("a counter", 4).unwrap();
+            let runs = &[AppendRun { k_offset: 0, v_offset: 0, frame: 0, slot: 0, tokens: 1, reserved: [0; 3] }];
+            let (arena, k, v) = (Arena { slabs: &slab, slab_shift: 0 }, &k, &v);
+            let channels = Some(Channels { buffer: calibration, offset: 0 });
+            let args = Append { record, arena, k, v, channels, runs, non_finite, write: true };
+            backend.append(&mut stream, &args).and_then(|()| backend.synchronize(&mut stream))
+        };
+        let own = backend.alloc("channels", 1536).unwrap();
+        append(4, &own).unwrap();
+        match append(8, &own) {
+            Err(Error::Limit { limit: "max_uniform_buffer_binding_size", need: 1536, have: 1024, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        let descriptor = BufferDescriptor { label: None, size: 1536, usage: BUFFER_USAGES, mapped_at_creation: false };
+        let plain = backend.import(backend.device().create_buffer(&descriptor)).unwrap();
+        match append(4, &plain) {
+            Err(Error::Unsupported { operation: "append", format, .. }) => {
+                assert!(format.contains("UNIFORM"), "{format}")
+            }
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
 #[test]
 fn a_caller_may_bring_device_and_buffers() {
     on_adapters(|adapter| {

@@ -20,8 +20,8 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     list.add(Operation::Append, format, 20_000, "finite elements that overflow are not counted", move |b| {
         overflow(b, format)
     });
-    // The shape of a grid has nothing to do with the format.
-    if format == PageFormat::Bf16 {
+    // The shape of a grid has nothing to do with the format, but for whether rows are quantised.
+    if format == PageFormat::Bf16 || format.is_quantized() {
         list.add(Operation::Append, format, 4_000_000, "70,000 tokens, a run each", move |b| many(b, format, true));
         list.add(Operation::Append, format, 2_300_000, "70,000 tokens, a run for each page", move |b| {
             many(b, format, false)

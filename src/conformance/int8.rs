@@ -9,7 +9,7 @@ use super::scene::{Scene, random_kv};
 use super::values::{Rng, Tensor, encode, natural};
 use crate::attention::SPLIT;
 use crate::backend::{Backend, Operation};
-use crate::{Dtype, Geometry, KeyCalibration, PageFormat};
+use crate::{Dtype, Geometry, KeyCalibration, PageFormat, quantize};
 
 pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     if !format.is_quantized() {
@@ -21,6 +21,9 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
         let name = format!("every scale from {}", dtype.name());
         list.add(Operation::Append, format, 300_000, name, move |b| scales(b, format, dtype));
     }
+    list.add(Operation::Append, format, 60_000, "K and V of different widths, one head, token by token", move |b| {
+        widths(b, format)
+    });
     list.add(Operation::Append, format, 30_000, "biased keys leave the codes of what varies", move |b| {
         codes(b, format)
     });
@@ -33,89 +36,34 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
 
 /// Rows that other quantisers got wrong (B26, B27), with a NaN or an infinity among the rest of some.
 fn row(kind: u32, d: u32, dim: u32, rng: &mut Rng) -> f32 {
-    let ramp = d as f32 - (dim / 2) as f32;
+    let (ramp, noise) = (d as f32 - (dim / 2) as f32, rng.normal());
+    let one = |at: u32, x: f32, rest: f32| if d == at { x } else { rest };
+    // The largest row of zeros is the one below this.
+    let smallest = quantize::SMALLEST;
+    let below = f32::from_bits(smallest.to_bits() - 1);
     match kind {
         0 => 0.0,
         1 => -0.0,
-        2 => {
-            if d == 5 {
-                f32::from_bits(0x0001_0000)
-            } else {
-                0.0
-            }
-        }
-        3 => {
-            if d == 5 {
-                f32::from_bits(1)
-            } else {
-                0.0
-            }
-        }
+        2 => one(5, f32::from_bits(0x0001_0000), 0.0),
+        3 => one(5, f32::from_bits(1), 0.0),
         4 => 100.0,
         5 => -100.0,
-        6 => {
-            if d == 0 {
-                -8.0
-            } else {
-                1.0
-            }
-        }
-        7 => {
-            if d == 3 {
-                -127.0
-            } else {
-                ramp.clamp(-126.0, 126.0)
-            }
-        }
+        6 => one(0, -8.0, 1.0),
+        7 => one(3, -127.0, ramp.clamp(-126.0, 126.0)),
         // Ties: with a largest of 127 the inverse is 1.
-        8 => {
-            if d == 0 {
-                127.0
-            } else {
-                ramp + 0.5
-            }
-        }
-        9 => {
-            if d == 7 {
-                3e38
-            } else {
-                rng.normal()
-            }
-        }
-        10 => {
-            if d == 7 {
-                -1e30
-            } else {
-                1e24 * rng.normal()
-            }
-        }
+        8 => one(0, 127.0, ramp + 0.5),
+        9 => one(7, 3e38, noise),
+        10 => one(7, -1e30, 1e24 * noise),
         11 => [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.5][d as usize % 4],
         12 => [f32::NAN, f32::INFINITY][d as usize % 2],
-        13 => {
-            if d == 1 {
-                f32::NEG_INFINITY
-            } else {
-                rng.normal()
-            }
-        }
+        13 => one(1, f32::NEG_INFINITY, noise),
         14 => f32::NAN,
-        // Around the smallest row that is no row of zeros.
-        15 => {
-            if d == 2 {
-                1.504_632_8e-36
-            } else {
-                1e-36 * rng.normal()
-            }
-        }
-        16 => {
-            if d == 2 {
-                1.504_632_7e-36
-            } else {
-                1e-36
-            }
-        }
-        17 => 2e-36 * rng.normal(),
-        _ => rng.normal() * 2f32.powi(kind as i32 * 5 - 160),
+        15 => one(2, smallest, 0.2 * smallest * noise.clamp(-4.0, 4.0)),
+        16 => one(2, below, below * noise.clamp(-1.0, 1.0)),
+        // Beside numbers that devices may take for zero.
+        17 => one(2, -smallest, f32::from_bits(0x007f_ffff)),
+        18 => 2.0 * smallest * noise,
+        _ => noise * 2f32.powi(kind as i32 * 5 - 160),
     }
 }
 
@@ -165,6 +113,23 @@ fn scales<B: Backend>(backend: &B, format: PageFormat, dtype: Dtype) -> Verdict 
         let table = pages.table(1024);
         pages.append(&mut bench, &tokens, &[Piece { table: &table, at: 0, from: 0, tokens: 1024 }])?;
         pages.compare(&mut bench, &mut check, tokens.k.non_finite() + tokens.v.non_finite())?;
+    }
+    check.done()
+}
+
+/// Rows of K and of V take different numbers of threads.
+fn widths<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
+    let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
+    for (k_dim, v_dim) in [(16, 256), (256, 16), (8 * 9, 24), (128, 72)] {
+        let geometry = Geometry::new(1, 1, 1, k_dim).value_dim(v_dim).page_size(8).format(format);
+        let (k, v) = random_kv(&geometry, Dtype::F16, 19, 90);
+        let tokens = Tokens::new(&mut bench, k, v, [Layout::Sparse, Layout::Fused])?;
+        let mut pages = Pages::new(&mut bench, geometry, 5, Placement::SHUFFLED)?;
+        let table = pages.table(19);
+        for at in (0..19).rev() {
+            pages.append(&mut bench, &tokens, &[Piece { table: &table, at, from: at, tokens: 1 }])?;
+        }
+        pages.compare(&mut bench, &mut check, 0)?;
     }
     check.done()
 }

@@ -23,9 +23,9 @@ pub(crate) use calibration::calibrate;
 pub use check::KeyCheck;
 pub use statistics::KeyStatistics;
 
-/// Magnitudes below this (2⁻¹¹⁹) make a row of zeros: from here on scale and inverse are normal numbers, which no device
+/// Magnitudes below this (2⁻¹¹⁸) make a row of zeros: from here on scale and inverse are normal numbers, which no device
 /// flushes to zero.
-pub const SMALLEST: f32 = f32::from_bits(0x0400_0000);
+pub const SMALLEST: f32 = f32::from_bits(0x0480_0000);
 
 /// The scale of a row and, in `codes`, its elements. Both have the same length.
 ///

@@ -151,7 +151,12 @@ impl<B: Backend> HighSpeedSwap<B> {
     /// Takes over what the keys in the tier are calibrated by; [`Error::WrongFile`] where something else was given. No
     /// calibration is the same as the one that changes nothing.
     fn take_calibration(&mut self, stored: Option<(Vec<u32>, Vec<u32>)>) -> Result<()> {
-        let stored = stored.map(|bits| KeyCalibration::from_bits(self.geometry(), bits)).transpose()?;
+        let wrong = |found, expected| {
+            let (path, what) = (self.tier.name(), "key calibration");
+            Error::WrongFile { path, what, found, expected }
+        };
+        let stored = stored.map(|bits| KeyCalibration::from_bits(self.geometry(), bits)).transpose();
+        let stored = stored.map_err(|error| wrong(error.to_string(), "a calibration of this geometry".into()))?;
         let given = self.key_calibration();
         if given.filter(|given| !given.is_identity()) == stored.as_ref() {
             return Ok(());
@@ -163,8 +168,7 @@ impl<B: Backend> HighSpeedSwap<B> {
                     Some(calibration) if !calibration.is_identity() => format!("{:#018x}", calibration.checksum()),
                     _ => "none".into(),
                 };
-                let (found, expected) = (name(stored.as_ref()), name(given));
-                Err(Error::WrongFile { path: self.tier.name(), what: "key calibration", found, expected })
+                Err(wrong(name(stored.as_ref()), name(given)))
             }
         }
     }

@@ -74,7 +74,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 320)]
     pub(crate) record_tokens: usize,
     /// Only write a calibration of the model's keys over `--prompt-file` or the essay
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "calibration"])]
     pub(crate) calibrate: Option<PathBuf>,
     /// Only predict every token of a text from those before it: in bf16 pages, and as `--kv` and `--calibration` say
     #[arg(long, value_name = "TEXT", conflicts_with_all = ["calibrate", "record", "replay"])]

@@ -45,7 +45,8 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
         first_item: 0,
     };
     let blocks = u64::from(params.items) * u64::from(geometry.kv_heads()) * u64::from(vector_tiles);
-    let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.tiles), bytemuck::cast_slice(args.rows)])?;
+    let descriptors =
+        stream.upload_descriptors(&[bytemuck::cast_slice(args.tiles), bytemuck::cast_slice(args.rows)])?;
     let tables = args.tables.address();
     let q = args.q.buffer.at(args.q.offset);
     let channels = channels_address(args.channels)?;

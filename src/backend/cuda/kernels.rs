@@ -45,6 +45,7 @@ pub(super) struct Kernels {
     pub(super) merge: CudaFunction,
     pub(super) fold: CudaFunction,
     pub(super) project: CudaFunction,
+    pub(super) append_project: CudaFunction,
     pub(super) project_queries: CudaFunction,
     pub(super) score: CudaFunction,
     /// By the code of the page's format, then by query tile.
@@ -67,7 +68,7 @@ impl Kernels {
             |module: &Arc<CudaModule>, name: &str| module.load_function(name).map_err(failed("cuModuleGetFunction"));
         let append = module(fatbin!("append"))?;
         let (attend, merge) = (module(fatbin!("attend"))?, module(fatbin!("merge"))?);
-        let score = module(fatbin!("score"))?;
+        let (project, score) = (module(fatbin!("project"))?, module(fatbin!("score"))?);
         let by_tile = |format: PageFormat| {
             let [a, b, c] = QUERY_TILES.map(|q| function(&attend, &format!("attend_{}_{q}", format.name())));
             Ok([a?, b?, c?])
@@ -79,7 +80,8 @@ impl Kernels {
             sum: function(&module(fatbin!("sum"))?, "sum")?,
             merge: function(&merge, "merge")?,
             fold: function(&merge, "fold")?,
-            project: function(&module(fatbin!("project"))?, "project")?,
+            project: function(&project, "project")?,
+            append_project: function(&project, "append_project")?,
             project_queries: function(&score, "project_queries")?,
             score: function(&score, "score")?,
             attend: PageFormat::ALL.into_iter().map(by_tile).collect::<Result<_>>()?,
@@ -129,6 +131,34 @@ pub(super) fn channels_address(channels: Option<Channels<'_, CudaMemory>>) -> Re
     match channels {
         Some(channels) => Ok(channels.buffer.aligned("the address of the key calibration")? + channels.offset),
         None => Ok(0),
+    }
+}
+
+/// Words of descriptors that travel with a launch: `INLINE_WORDS` of `kernels/descriptors.cuh`.
+const INLINE_WORDS: usize = 640;
+
+/// `Descriptors` of `kernels/descriptors.cuh`: rows that a launch works through, in its parameters or in memory.
+#[repr(C)]
+pub(super) struct Descriptors {
+    at: sys::CUdeviceptr,
+    words: [u32; INLINE_WORDS],
+}
+
+const _: () = assert!(size_of::<Descriptors>() == 8 + 4 * INLINE_WORDS);
+
+impl Descriptors {
+    /// The parts one after the other, where they are few; else they go to where `upload` says.
+    pub(super) fn new(parts: &[&[u32]], upload: impl FnOnce(&[&[u32]]) -> Result<sys::CUdeviceptr>) -> Result<Self> {
+        let mut words = [0; INLINE_WORDS];
+        let mut rest = &mut words[..];
+        for part in parts {
+            let Some((here, behind)) = rest.split_at_mut_checked(part.len()) else {
+                return Ok(Descriptors { at: upload(parts)?, words: [0; INLINE_WORDS] });
+            };
+            here.copy_from_slice(part);
+            rest = behind;
+        }
+        Ok(Descriptors { at: 0, words })
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) fn merge(kernels: &Kernels, stream: &mut CudaStream, args: &Merge<'_,
         with_lse: args.lse.is_some().into(),
         reserved: 0,
     };
-    let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.rows)])?;
+    let descriptors = stream.upload_descriptors(&[bytemuck::cast_slice(args.rows)])?;
     let states = args.states.aligned("the address of the states")?;
     let out = args.out.buffer.at(args.out.offset);
     let lse = args.lse.map_or(0, |lse| lse.buffer.at(lse.offset));
@@ -55,7 +55,7 @@ pub(super) fn fold(kernels: &Kernels, stream: &mut CudaStream, args: &Fold<'_, C
         reserved: [0; 3],
     };
     let states = args.states.aligned("the address of the states")?;
-    let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.rows)])?;
+    let descriptors = stream.upload_descriptors(&[bytemuck::cast_slice(args.rows)])?;
     let list = &mut [arg(&params), arg(&descriptors), arg(&states)];
     // SAFETY: the parameters of `fold` in kernels/merge.cu; the states were validated.
     unsafe { launch(&kernels.fold, stream, u64::from(rows) * u64::from(args.q_heads), threads(args.v_dim), list) }

@@ -24,7 +24,7 @@ pub use memory::CudaMemory;
 pub use stream::{CudaEvent, CudaStream};
 pub use swap::CudaHost;
 
-use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, also_project, check_sum, copy_sides, range};
+use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, check_sum, copy_sides, range};
 use super::{Backend, Caps, DeviceId, HostUse, Operation, Swap, host_range};
 use crate::{Error, Result};
 use cudarc::driver::{CudaContext, result, sys};
@@ -286,8 +286,7 @@ impl Backend for CudaBackend {
     fn append(&self, stream: &mut CudaStream, args: &Append<'_, CudaMemory>) -> Result<()> {
         args.validate(self.caps())?;
         self.enter(stream)?;
-        append::append(&self.inner.kernels, stream, args)?;
-        also_project(self, stream, args)
+        append::append(&self.inner.kernels, stream, args)
     }
 
     fn transfer(&self, stream: &mut CudaStream, args: &Transfer<'_, CudaMemory>) -> Result<()> {

@@ -9,9 +9,9 @@ use crate::backend::ops::{Project, Score};
 use crate::backend::params::{ProjectParams, QueryParams, ScoreParams};
 use crate::predictor::Projections;
 
-/// `THREADS` and `TILE` of `kernels/project.cu`.
-const PROJECT_THREADS: u32 = 64;
-const TILE: u32 = 16;
+/// `PROJECT_THREADS` and `TILE` of `kernels/project.cuh`.
+pub(super) const PROJECT_THREADS: u32 = 64;
+pub(super) const TILE: u32 = 16;
 /// `THREADS` and `WARPS` of `kernels/score.cu`.
 const SCORE_THREADS: u32 = 128;
 const WARPS: u32 = SCORE_THREADS / 32;

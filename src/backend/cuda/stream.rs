@@ -1,6 +1,7 @@
 //! What is a queue of work? A stream of our own or of the caller's, its staging ring and its descriptor buffer.
 
 use super::driver::failed;
+use super::kernels::Descriptors;
 use super::memory::CudaMemory;
 use super::staging::Staging;
 use crate::backend::{DeviceBuffer, DeviceId};
@@ -83,17 +84,22 @@ impl CudaStream {
         self.staging.upload(self.raw, to, data)
     }
 
+    /// The next kernel's descriptors, one after the other: few travel with its launch.
+    pub(super) fn descriptors(&mut self, parts: &[&[u32]]) -> Result<Descriptors> {
+        Descriptors::new(parts, |parts| self.upload_descriptors(parts))
+    }
+
     /// Puts the next kernel's descriptors, one after the other, where the returned address says.
-    pub(super) fn descriptors(&mut self, parts: &[&[u8]]) -> Result<sys::CUdeviceptr> {
-        let bytes = parts.iter().map(|part| part.len() as u64).sum::<u64>();
+    pub(super) fn upload_descriptors(&mut self, parts: &[&[u32]]) -> Result<sys::CUdeviceptr> {
+        let bytes = parts.iter().map(|part| part.len() as u64 * 4).sum::<u64>();
         if bytes > self.descriptors.bytes() {
             let bytes = bytes.next_power_of_two();
             self.descriptors = CudaMemory::allocate(&self.context, self.device, "descriptors", bytes)?;
         }
         let mut to = self.descriptors.address();
         for part in parts {
-            self.staging.upload(self.raw, to, part)?;
-            to += part.len() as u64;
+            self.staging.upload(self.raw, to, bytemuck::cast_slice(part))?;
+            to += part.len() as u64 * 4;
         }
         Ok(self.descriptors.address())
     }
