@@ -12,8 +12,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const KERNELS: [&str; 7] = ["append", "transfer", "attend", "merge", "project", "score", "sum"];
-const HEADERS: [&str; 11] = [
+const KERNELS: [&str; 8] = ["append", "transfer", "attend", "attend_mma", "merge", "project", "score", "sum"];
+const HEADERS: [&str; 15] = [
     "params",
     "append",
     "project",
@@ -25,6 +25,10 @@ const HEADERS: [&str; 11] = [
     "chunk",
     "scales",
     "tiles",
+    "columns",
+    "ring",
+    "mma",
+    "next",
 ];
 const ARCHS: &str = "80,86,89,90,100,120";
 

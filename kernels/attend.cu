@@ -11,6 +11,7 @@
 // query absorbs the channels of the keys.
 #include <cfloat>
 #include "chunk.cuh"
+#include "next.cuh"
 #include "record.cuh"
 #include "scales.cuh"
 #include "tiles.cuh"
@@ -329,14 +330,17 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
 
 #define ATTEND(NAME, FORMAT, Q)                                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS, Q == 8 ? 3 : 4)                                              \
-        NAME(const __grid_constant__ AttendParams p, const __grid_constant__ Arena arena, const u32* descriptors,      \
-             const u32* tables, const u64 q, const float* channels, float* states, const u32 vector_tiles) {           \
+        NAME(const __grid_constant__ AttendParams p, const __grid_constant__ Arena arena,                              \
+             const __grid_constant__ AttendDescriptors descriptors, const u32* tables, const u64 q,                    \
+             const float* channels, float* states, const u32 vector_tiles) {                                           \
         __shared__ Shared<FORMAT, Q> shared;                                                                           \
+        const u32* words = words_of(descriptors);                                                                      \
         const u64 total = u64(p.items) * p.record.kv_heads * vector_tiles;                                             \
         for (u64 work = blockIdx.x; work < total; work += gridDim.x) {                                                 \
-            attend<FORMAT, Q>(p, arena, shared, descriptors, tables, q, channels, states, vector_tiles, work);         \
+            attend<FORMAT, Q>(p, arena, shared, words, tables, q, channels, states, vector_tiles, work);               \
             __syncthreads();                                                                                           \
         }                                                                                                              \
+        release_next();                                                                                                \
     }
 
 ATTEND(attend_f32_1, F32, 1)

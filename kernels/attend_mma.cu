@@ -9,7 +9,6 @@
 // column holds depends on the tokens that its vector sees of a split alone: not on the other columns, or on what lies in
 // slots that it does not see (contract C1).
 #include <cfloat>
-#include "descriptors.cuh"
 #include "next.cuh"
 #include "ring.cuh"
 
@@ -309,7 +308,7 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
 #define ATTEND(NAME, FORMAT, DIM, WARPS)                                                                               \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS)                                                \
         NAME(const __grid_constant__ AttendParams p, const __grid_constant__ Arena arena,                              \
-             const __grid_constant__ Descriptors descriptors, const u32* tables, const u64 q, const float*,            \
+             const __grid_constant__ AttendDescriptors descriptors, const u32* tables, const u64 q, const float*,      \
              float* states, const u32 vector_tiles) {                                                                  \
         extern __shared__ __align__(1024) unsigned char rings[];                                                       \
         const u32* words = words_of(descriptors);                                                                      \

@@ -7,13 +7,17 @@
 // src/backend/cuda/kernels.rs.
 constexpr u32 INLINE_WORDS = 640;
 
-struct Descriptors {
+template <u32 WORDS>
+struct DescriptorsOf {
     u64 at;
-    u32 words[INLINE_WORDS];
+    u32 words[WORDS];
 };
+
+using Descriptors = DescriptorsOf<INLINE_WORDS>;
 static_assert(sizeof(Descriptors) == 8 + 4 * INLINE_WORDS, "size of Descriptors, as kernels.rs passes it");
 
 // The first word of the rows. `descriptors` is a __grid_constant__ parameter: its address may be taken.
-__device__ __forceinline__ const u32* words_of(const Descriptors& descriptors) {
+template <u32 WORDS>
+__device__ __forceinline__ const u32* words_of(const DescriptorsOf<WORDS>& descriptors) {
     return descriptors.at ? reinterpret_cast<const u32*>(descriptors.at) : descriptors.words;
 }

@@ -1,8 +1,11 @@
 // Which tokens of a split does each query vector see? Work items, their tiles, and the tokens of a tile's vectors.
 #pragma once
-#include "params.cuh"
+#include "descriptors.cuh"
 
 constexpr int SPLIT = 256;
+
+// Tiles and rows: those of 64 sequences that decode fit. `ATTEND_WORDS` of src/backend/cuda/attend.rs.
+using AttendDescriptors = DescriptorsOf<768>;
 
 // A query vector: where its elements and its state are, and the tokens of the split that it sees.
 struct Vector {

@@ -1,16 +1,102 @@
 //! How is `attend` launched? A block for each work item, KV head and group of query vectors.
 
-use super::kernels::{ArenaArg, Kernels, arg, channels_address, launch};
+use super::kernels::{ArenaArg, Descriptors, Kernels, arg, channels_address, function, launch_with};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
 use crate::attention::{SPLIT, state_words};
 use crate::backend::ops::Attend;
 use crate::backend::params::AttendParams;
-use crate::{Error, Result};
+use crate::record::Record;
+use crate::{Dtype, Error, PageFormat, Result};
+use cudarc::driver::sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED_BYTES;
+use cudarc::driver::{CudaFunction, CudaModule};
 use std::f32::consts::LOG2_E;
+use std::sync::Arc;
+
+/// Query vectors (row × head) that a block can be compiled for, in ascending order. Which one runs changes no bit of the
+/// result.
+pub(super) const QUERY_TILES: [u32; 3] = [1, 4, 8];
 
 /// `THREADS` of `kernels/attend.cu`.
 const THREADS: u32 = 128;
+
+/// What `kernels/attend_mma.cu` is compiled for, for keys and values alike.
+const MMA_DIMS: [u32; 2] = [64, 128];
+/// Warps that share a split there: all of its groups have one each, or one takes all.
+const MMA_WARPS: [u32; 2] = [1, 4];
+/// `RING_BYTES` of `kernels/ring.cuh`.
+const RING_BYTES: u32 = 24576;
+/// `COLUMNS` of `kernels/columns.cuh`.
+const COLUMNS: u32 = 8;
+
+/// `AttendDescriptors` of `kernels/tiles.cuh`.
+const ATTEND_WORDS: usize = 768;
+
+/// The functions that compute attention.
+pub(super) struct AttendFunctions {
+    /// Of `attend.cu`, by the code of the page's format, then by query tile.
+    any: Vec<[CudaFunction; QUERY_TILES.len()]>,
+    /// Of `attend_mma.cu`, for f16 and bf16 by elements of a head, then by warps.
+    mma: [[[CudaFunction; MMA_WARPS.len()]; MMA_DIMS.len()]; 2],
+}
+
+/// A function and what a block of it is.
+struct Choice<'a> {
+    function: &'a CudaFunction,
+    query_tile: u32,
+    threads: u32,
+    shared: u32,
+}
+
+impl AttendFunctions {
+    pub(super) fn load(any: &Arc<CudaModule>, mma: &Arc<CudaModule>) -> Result<Self> {
+        let by_tile = |format: PageFormat| {
+            let [a, b, c] = QUERY_TILES.map(|q| function(any, &format!("attend_{}_{q}", format.name())));
+            Ok([a?, b?, c?])
+        };
+        let by_warps = |dtype: Dtype, dim: u32| {
+            let load = |warps: u32| {
+                let function = function(mma, &format!("attend_{}_{dim}_{warps}", dtype.name()))?;
+                let set = function.set_attribute(SHARED_BYTES, (warps * RING_BYTES) as i32);
+                set.map_err(super::failed("cuFuncSetAttribute")).map(|()| function)
+            };
+            let [one, four] = MMA_WARPS.map(load);
+            Ok::<_, Error>([one?, four?])
+        };
+        let by_dim = |dtype| {
+            let [small, large] = MMA_DIMS.map(|dim| by_warps(dtype, dim));
+            Ok::<_, Error>([small?, large?])
+        };
+        let any = PageFormat::ALL.into_iter().map(by_tile).collect::<Result<_>>()?;
+        Ok(AttendFunctions { any, mma: [by_dim(Dtype::F16)?, by_dim(Dtype::Bf16)?] })
+    }
+
+    /// The functions on tensor cores that take these pages and queries, by warps. They round neither: a query is what a page
+    /// could hold, so its type must be the page's.
+    fn on_tensor_cores(&self, record: &Record, q: Dtype) -> Option<&[CudaFunction; MMA_WARPS.len()]> {
+        let by_dim = match (record.format(), q) {
+            (PageFormat::F16, Dtype::F16) => &self.mma[0],
+            (PageFormat::Bf16, Dtype::Bf16) => &self.mma[1],
+            _ => return None,
+        };
+        let geometry = record.geometry();
+        let dim = MMA_DIMS.iter().position(|&dim| [geometry.k_dim(), geometry.v_dim()] == [dim; 2])?;
+        Some(&by_dim[dim])
+    }
+
+    /// The function for tiles of up to `vectors` query vectors, more than a block takes being several blocks. Which of the
+    /// two files computes follows from the pages' format and dims and the queries' type alone; the rest changes no bit.
+    fn choose(&self, record: &Record, q: Dtype, vectors: u64, few: impl FnOnce(u32) -> bool) -> Choice<'_> {
+        if let Some([one, four]) = self.on_tensor_cores(record, q) {
+            let (function, warps) = if few(COLUMNS) { (four, MMA_WARPS[1]) } else { (one, MMA_WARPS[0]) };
+            return Choice { function, query_tile: COLUMNS, threads: 32 * warps, shared: warps * RING_BYTES };
+        }
+        let last = QUERY_TILES.len() - 1;
+        let tile = QUERY_TILES.iter().position(|&q| u64::from(q) >= vectors).unwrap_or(last);
+        let function = &self.any[record.format().code() as usize][tile];
+        Choice { function, query_tile: QUERY_TILES[tile], threads: THREADS, shared: 0 }
+    }
+}
 
 /// Launches a validated attend.
 pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'_, CudaMemory>) -> Result<()> {
@@ -20,12 +106,17 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
     let geometry = args.record.geometry();
     let rows = args.tiles.iter().map(|tile| tile.rows).max().unwrap_or(0);
     let vectors = u64::from(rows) * u64::from(geometry.group());
-    let (function, query_tile) = kernels.attend(args.record.format(), vectors);
-    let vector_tiles = vectors.div_ceil(query_tile.into());
+    let items = last.item + last.splits;
+    let blocks =
+        |query_tile: u32| u64::from(items) * u64::from(geometry.kv_heads()) * vectors.div_ceil(query_tile.into());
+    // With no more blocks than run at a time, one warp each would leave much of the device idle.
+    let few = |query_tile| blocks(query_tile) <= 2 * kernels.multiprocessors;
+    let choice = kernels.attend.choose(&args.record, args.q.dtype, vectors, few);
+    let vector_tiles = vectors.div_ceil(choice.query_tile.into());
     let vector_tiles = u32::try_from(vector_tiles).map_err(|_| Error::TooLarge {
         what: "the query vectors of a tile",
         value: vectors,
-        maximum: u64::from(u32::MAX) * u64::from(query_tile),
+        maximum: u64::from(u32::MAX) * u64::from(choice.query_tile),
     })?;
     let tiles = super::count(args.tiles.len(), "the number of tiles")?;
     let params = AttendParams {
@@ -39,14 +130,13 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
         tiles_at: 0,
         tiles,
         rows_at: tiles * 8,
-        items: last.item + last.splits,
+        items,
         state_words: state_words(geometry.v_dim()),
-        query_tile,
+        query_tile: choice.query_tile,
         first_item: 0,
     };
-    let blocks = u64::from(params.items) * u64::from(geometry.kv_heads()) * u64::from(vector_tiles);
-    let descriptors =
-        stream.upload_descriptors(&[bytemuck::cast_slice(args.tiles), bytemuck::cast_slice(args.rows)])?;
+    let descriptors: Descriptors<ATTEND_WORDS> =
+        stream.descriptors_of(&[bytemuck::cast_slice(args.tiles), bytemuck::cast_slice(args.rows)])?;
     let tables = args.tables.address();
     let q = args.q.buffer.at(args.q.offset);
     let channels = channels_address(args.channels)?;
@@ -60,7 +150,8 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
         arg(&states),
         arg(&vector_tiles),
     ];
-    // SAFETY: the parameters of `attend_…` in kernels/attend.cu; tiles, rows, queries, channels and states were validated,
-    // and table entries are the store's to keep valid.
-    unsafe { launch(function, stream, blocks, THREADS, list) }
+    let block = (choice.threads, choice.shared);
+    // SAFETY: the parameters of every `attend_…` in kernels/attend.cu and attend_mma.cu; tiles, rows, queries, channels and
+    // states were validated, and table entries are the store's to keep valid.
+    unsafe { launch_with(choice.function, stream, blocks(choice.query_tile), block, list) }
 }

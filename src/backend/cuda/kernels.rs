@@ -1,21 +1,20 @@
 //! Where do the kernels come from, and how are they launched? The fatbins that `build.rs` made, and their functions.
 
+use super::attend::AttendFunctions;
 use super::driver::{failed, unavailable};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
+use crate::Result;
 use crate::backend::ops::{Arena, Channels};
-use crate::{PageFormat, Result};
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, DriverError, result, sys};
 use cudarc::nvrtc::Ptx;
 use std::ffi::c_void;
+use std::ptr::null_mut;
 use std::sync::Arc;
 
 /// Slabs that one arena may have: `MAX_SLABS` of `kernels/record.cuh`.
 pub(super) const MAX_SLABS: usize = 64;
-
-/// Query vectors (row × head) that a block of `attend` can be compiled for, in ascending order. Which one runs changes
-/// no bit of the result.
-pub(super) const QUERY_TILES: [u32; 3] = [1, 4, 8];
 
 /// What the kernels were compiled for.
 const CODE: &str = env!("KVTIDE_CUDA_CODE");
@@ -43,13 +42,17 @@ pub(super) struct Kernels {
     pub(super) transfer: CudaFunction,
     pub(super) sum: CudaFunction,
     pub(super) merge: CudaFunction,
+    pub(super) merge_long: CudaFunction,
     pub(super) fold: CudaFunction,
     pub(super) project: CudaFunction,
     pub(super) append_project: CudaFunction,
     pub(super) project_queries: CudaFunction,
     pub(super) score: CudaFunction,
-    /// By the code of the page's format, then by query tile.
-    attend: Vec<[CudaFunction; QUERY_TILES.len()]>,
+    pub(super) attend: AttendFunctions,
+    /// Blocks that run at a time come in multiples of this.
+    pub(super) multiprocessors: u64,
+    /// Whether a kernel may come before the one ahead of it has ended: from compute capability 9 on.
+    early: bool,
 }
 
 impl Kernels {
@@ -64,37 +67,33 @@ impl Kernels {
             _ => failed("cuModuleLoadData")(error),
         };
         let module = |fatbin: &[u8]| context.load_module(Ptx::from_binary(fatbin.to_vec())).map_err(refused);
-        let function =
-            |module: &Arc<CudaModule>, name: &str| module.load_function(name).map_err(failed("cuModuleGetFunction"));
         let append = module(fatbin!("append"))?;
-        let (attend, merge) = (module(fatbin!("attend"))?, module(fatbin!("merge"))?);
+        let merge = module(fatbin!("merge"))?;
+        let attend = AttendFunctions::load(&module(fatbin!("attend"))?, &module(fatbin!("attend_mma"))?)?;
         let (project, score) = (module(fatbin!("project"))?, module(fatbin!("score"))?);
-        let by_tile = |format: PageFormat| {
-            let [a, b, c] = QUERY_TILES.map(|q| function(&attend, &format!("attend_{}_{q}", format.name())));
-            Ok([a?, b?, c?])
-        };
+        let limit = |attribute| context.attribute(attribute).map_err(failed("cuDeviceGetAttribute"));
         Ok(Kernels {
             append: function(&append, "append")?,
             append_int8: function(&append, "append_int8")?,
             transfer: function(&module(fatbin!("transfer"))?, "transfer")?,
             sum: function(&module(fatbin!("sum"))?, "sum")?,
             merge: function(&merge, "merge")?,
+            merge_long: function(&merge, "merge_long")?,
             fold: function(&merge, "fold")?,
             project: function(&project, "project")?,
             append_project: function(&project, "append_project")?,
             project_queries: function(&score, "project_queries")?,
             score: function(&score, "score")?,
-            attend: PageFormat::ALL.into_iter().map(by_tile).collect::<Result<_>>()?,
+            attend,
+            multiprocessors: limit(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u64,
+            early: limit(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9,
         })
     }
+}
 
-    /// The function for pages of a format and up to `vectors` query vectors a block (more take several blocks), and the
-    /// vectors that a block of it takes.
-    pub(super) fn attend(&self, format: PageFormat, vectors: u64) -> (&CudaFunction, u32) {
-        let last = QUERY_TILES.len() - 1;
-        let tile = QUERY_TILES.iter().position(|&q| u64::from(q) >= vectors).unwrap_or(last);
-        (&self.attend[format.code() as usize][tile], QUERY_TILES[tile])
-    }
+/// A function of a module.
+pub(super) fn function(module: &Arc<CudaModule>, name: &str) -> Result<CudaFunction> {
+    module.load_function(name).map_err(failed("cuModuleGetFunction"))
 }
 
 /// `Arena` of `kernels/record.cuh`: the slabs' addresses, passed by value.
@@ -134,26 +133,26 @@ pub(super) fn channels_address(channels: Option<Channels<'_, CudaMemory>>) -> Re
     }
 }
 
-/// Words of descriptors that travel with a launch: `INLINE_WORDS` of `kernels/descriptors.cuh`.
+/// Words of descriptors that travel with most launches: `INLINE_WORDS` of `kernels/descriptors.cuh`.
 const INLINE_WORDS: usize = 640;
 
 /// `Descriptors` of `kernels/descriptors.cuh`: rows that a launch works through, in its parameters or in memory.
 #[repr(C)]
-pub(super) struct Descriptors {
+pub(super) struct Descriptors<const WORDS: usize = INLINE_WORDS> {
     at: sys::CUdeviceptr,
-    words: [u32; INLINE_WORDS],
+    words: [u32; WORDS],
 }
 
-const _: () = assert!(size_of::<Descriptors>() == 8 + 4 * INLINE_WORDS);
+const _: () = assert!(size_of::<Descriptors<INLINE_WORDS>>() == 8 + 4 * INLINE_WORDS);
 
-impl Descriptors {
+impl<const WORDS: usize> Descriptors<WORDS> {
     /// The parts one after the other, where they are few; else they go to where `upload` says.
     pub(super) fn new(parts: &[&[u32]], upload: impl FnOnce(&[&[u32]]) -> Result<sys::CUdeviceptr>) -> Result<Self> {
-        let mut words = [0; INLINE_WORDS];
+        let mut words = [0; WORDS];
         let mut rest = &mut words[..];
         for part in parts {
             let Some((here, behind)) = rest.split_at_mut_checked(part.len()) else {
-                return Ok(Descriptors { at: upload(parts)?, words: [0; INLINE_WORDS] });
+                return Ok(Descriptors { at: upload(parts)?, words: [0; WORDS] });
             };
             here.copy_from_slice(part);
             rest = behind;
@@ -179,11 +178,71 @@ pub(super) unsafe fn launch(
     threads: u32,
     args: &mut [*mut c_void],
 ) -> Result<()> {
-    let blocks = blocks.min(i32::MAX as u64) as u32;
-    if blocks == 0 {
-        return Ok(());
-    }
+    // SAFETY: the caller vouches for what is asked here.
+    unsafe { launch_with(function, stream, blocks, (threads, 0), args) }
+}
+
+/// The same with bytes of shared memory for each block, beside its threads.
+///
+/// # Safety
+/// As for [`launch`].
+pub(super) unsafe fn launch_with(
+    function: &CudaFunction,
+    stream: &CudaStream,
+    blocks: u64,
+    (threads, shared): (u32, u32),
+    args: &mut [*mut c_void],
+) -> Result<()> {
+    let Some(blocks) = grid(blocks) else { return Ok(()) };
     // SAFETY: the caller vouches for the arguments; the function is loaded, and the stream live, in the same context.
-    unsafe { result::launch_kernel(function.cu_function(), (blocks, 1, 1), (threads, 1, 1), 0, stream.raw(), args) }
-        .map_err(failed("cuLaunchKernel"))
+    unsafe {
+        result::launch_kernel(function.cu_function(), (blocks, 1, 1), (threads, 1, 1), shared, stream.raw(), args)
+    }
+    .map_err(failed("cuLaunchKernel"))
+}
+
+fn grid(blocks: u64) -> Option<u32> {
+    Some(blocks.min(i32::MAX as u64) as u32).filter(|&blocks| blocks > 0)
+}
+
+impl Kernels {
+    /// Launches a kernel whose blocks may come while the kernel ahead of it ends, where the device can do that.
+    ///
+    /// # Safety
+    /// As for [`launch`]; and the kernel waits (`await_previous` of `kernels/next.cuh`) before it touches memory.
+    pub(super) unsafe fn launch_early(
+        &self,
+        function: &CudaFunction,
+        stream: &CudaStream,
+        blocks: u64,
+        threads: u32,
+        args: &mut [*mut c_void],
+    ) -> Result<()> {
+        if !self.early {
+            // SAFETY: the caller vouches for it.
+            return unsafe { launch(function, stream, blocks, threads, args) };
+        }
+        let Some(blocks) = grid(blocks) else { return Ok(()) };
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: blocks,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: stream.raw(),
+            attrs: &raw mut early,
+            numAttrs: 1,
+        };
+        // SAFETY: as in `launch_with`; the attribute lives until the call returns.
+        unsafe { sys::cuLaunchKernelEx(&raw const config, function.cu_function(), args.as_mut_ptr(), null_mut()) }
+            .result()
+            .map_err(failed("cuLaunchKernelEx"))
+    }
 }

@@ -1,4 +1,4 @@
-//! How are `merge` and `fold` launched? A block for each row and head.
+//! How are `merge` and `fold` launched? A block for each row and head, or several where there are few.
 
 use super::kernels::{Kernels, arg, launch};
 use super::memory::CudaMemory;
@@ -8,10 +8,13 @@ use crate::attention::state_words;
 use crate::backend::ops::{Fold, Merge};
 use crate::backend::params::{FoldParams, MergeParams, ViewParams};
 
-/// Threads of a block: one for two elements, in whole warps.
+/// Threads of a block: one for four elements, in whole warps.
 fn threads(v_dim: u32) -> u32 {
-    (v_dim / 2).next_multiple_of(32)
+    (v_dim / 4).next_multiple_of(32)
 }
+
+/// `LONG_THREADS` and `SLICE` of `kernels/merge.cu`.
+const LONG: (u32, u32) = (256, 16);
 
 /// Launches a validated merge.
 pub(super) fn merge(kernels: &Kernels, stream: &mut CudaStream, args: &Merge<'_, CudaMemory>) -> Result<()> {
@@ -31,13 +34,21 @@ pub(super) fn merge(kernels: &Kernels, stream: &mut CudaStream, args: &Merge<'_,
         with_lse: args.lse.is_some().into(),
         reserved: 0,
     };
-    let descriptors = stream.upload_descriptors(&[bytemuck::cast_slice(args.rows)])?;
+    let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.rows)])?;
     let states = args.states.aligned("the address of the states")?;
     let out = args.out.buffer.at(args.out.offset);
     let lse = args.lse.map_or(0, |lse| lse.buffer.at(lse.offset));
     let list = &mut [arg(&params), arg(&descriptors), arg(&states), arg(&out), arg(&lse)];
-    // SAFETY: the parameters of `merge` in kernels/merge.cu; states and views were validated.
-    unsafe { launch(&kernels.merge, stream, u64::from(rows) * u64::from(args.q_heads), threads(args.v_dim), list) }
+    let outputs = u64::from(rows) * u64::from(args.q_heads);
+    // Both give the same bits.
+    let (function, blocks, threads) = if outputs > kernels.multiprocessors {
+        (&kernels.merge, outputs, threads(args.v_dim))
+    } else {
+        (&kernels.merge_long, outputs * u64::from(args.v_dim.div_ceil(LONG.1)), LONG.0)
+    };
+    // SAFETY: the parameters of both in kernels/merge.cu; states and views were validated. Before they wait, they read
+    // descriptors alone: those in memory come from a copy, which has ended when the kernel starts.
+    unsafe { kernels.launch_early(function, stream, blocks, threads, list) }
 }
 
 /// Launches a validated fold.
@@ -55,7 +66,7 @@ pub(super) fn fold(kernels: &Kernels, stream: &mut CudaStream, args: &Fold<'_, C
         reserved: [0; 3],
     };
     let states = args.states.aligned("the address of the states")?;
-    let descriptors = stream.upload_descriptors(&[bytemuck::cast_slice(args.rows)])?;
+    let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.rows)])?;
     let list = &mut [arg(&params), arg(&descriptors), arg(&states)];
     // SAFETY: the parameters of `fold` in kernels/merge.cu; the states were validated.
     unsafe { launch(&kernels.fold, stream, u64::from(rows) * u64::from(args.q_heads), threads(args.v_dim), list) }

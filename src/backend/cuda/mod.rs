@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Query vectors (row × head) that a block of `attend` takes at most.
-const QUERY_TILE: u32 = kernels::QUERY_TILES[kernels::QUERY_TILES.len() - 1];
+const QUERY_TILE: u32 = attend::QUERY_TILES[attend::QUERY_TILES.len() - 1];
 
 /// One CUDA device, with its kernels loaded. Clones are the same device.
 #[derive(Clone)]

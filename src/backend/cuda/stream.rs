@@ -86,11 +86,16 @@ impl CudaStream {
 
     /// The next kernel's descriptors, one after the other: few travel with its launch.
     pub(super) fn descriptors(&mut self, parts: &[&[u32]]) -> Result<Descriptors> {
+        self.descriptors_of(parts)
+    }
+
+    /// The same for a kernel that takes another number of words than most.
+    pub(super) fn descriptors_of<const WORDS: usize>(&mut self, parts: &[&[u32]]) -> Result<Descriptors<WORDS>> {
         Descriptors::new(parts, |parts| self.upload_descriptors(parts))
     }
 
     /// Puts the next kernel's descriptors, one after the other, where the returned address says.
-    pub(super) fn upload_descriptors(&mut self, parts: &[&[u32]]) -> Result<sys::CUdeviceptr> {
+    fn upload_descriptors(&mut self, parts: &[&[u32]]) -> Result<sys::CUdeviceptr> {
         let bytes = parts.iter().map(|part| part.len() as u64 * 4).sum::<u64>();
         if bytes > self.descriptors.bytes() {
             let bytes = bytes.next_power_of_two();
