@@ -37,6 +37,19 @@ fn default_limits_are_enough() {
     });
 }
 
+/// Default limits leave no room for pages in three slabs beside all that an append and a projection of int8 keys bind
+/// together: there are two dispatches, with the same results.
+#[test]
+#[cfg(feature = "conformance")]
+fn default_limits_are_enough_to_project_what_is_appended() {
+    on_adapters(|adapter| {
+        let backend = WgpuBackend::open_with_limits(adapter, Limits::default()).unwrap();
+        let report = kvtide::conformance::run(&backend, |case| case.name.starts_with("append projects"), |_, _| ());
+        assert_eq!(report.failed, 0, "{:?}", report.failures);
+        assert!(report.passed >= 12, "{}", report.passed);
+    });
+}
+
 #[test]
 fn a_limit_that_is_too_small_is_named() {
     let small = [
