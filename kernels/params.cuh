@@ -198,6 +198,24 @@ KV_FIELD(ProjectParams, basis_stride, 84);
 KV_FIELD(ProjectParams, runs_at, 88);
 KV_FIELD(ProjectParams, runs, 92);
 
+struct AppendProjectParams {
+    RecordParams record;
+    ViewParams k, v;
+    ProjectionParams projections;
+    u32 basis_base, basis_stride, dtype, runs_at, runs, reserved[3];
+};
+KV_SIZE(AppendProjectParams, 144);
+KV_FIELD(AppendProjectParams, record, 0);
+KV_FIELD(AppendProjectParams, k, 48);
+KV_FIELD(AppendProjectParams, v, 64);
+KV_FIELD(AppendProjectParams, projections, 80);
+KV_FIELD(AppendProjectParams, basis_base, 112);
+KV_FIELD(AppendProjectParams, basis_stride, 116);
+KV_FIELD(AppendProjectParams, dtype, 120);
+KV_FIELD(AppendProjectParams, runs_at, 124);
+KV_FIELD(AppendProjectParams, runs, 128);
+KV_FIELD(AppendProjectParams, reserved, 132);
+
 struct ProjectRun {
     u32 frame, page, slot, tokens;
 };

@@ -6,10 +6,11 @@ struct Eight {
     b: vec4<f32>,
 }
 
-// Elements 8 × unit .. 8 × unit + 8 of a key.
-fn load_key(place: Place, head: u32, slot: u32, unit: u32) -> Eight {
+// Elements 8 × unit .. 8 × unit + 8 of the key of a token of the run.
+fn load_key(run: ProjectRun, head: u32, token: u32, unit: u32) -> Eight {
     let format = params.record.format;
-    let quad = place.quad + key_quad(params.record, head, slot);
+    let place = frame_place(params.record, run.frame);
+    let quad = place.quad + key_quad(params.record, head, run.slot + token);
     if (format == F32) {
         let low = load_quad(place.slab, quad + 2u * unit);
         let high = load_quad(place.slab, quad + 2u * unit + 1u);

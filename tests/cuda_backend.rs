@@ -183,7 +183,7 @@ impl<'a, B: Backend> Scene<'a, B> {
         let non_finite = self.uploaded(&[0; 4])?;
         let arena = Arena { slabs: &self.slabs, slab_shift: self.slab_shift };
         let (k, v, non_finite, record, channels) = (&k, &v, &non_finite, self.record, channels_in(&self.channels));
-        let append = Append { record, arena, k, v, channels, runs, non_finite, write: true };
+        let append = Append { record, arena, k, v, channels, runs, onto: None, non_finite, write: true };
         self.backend.append(&mut self.stream, &append)?;
         let mut count = [0; 4];
         self.backend.download(&mut self.stream, non_finite, 0, &mut count)?;

@@ -37,6 +37,19 @@ fn default_limits_are_enough() {
     });
 }
 
+/// Default limits leave no room for pages in three slabs beside all that an append and a projection of int8 keys bind
+/// together: there are two dispatches, with the same results.
+#[test]
+#[cfg(feature = "conformance")]
+fn default_limits_are_enough_to_project_what_is_appended() {
+    on_adapters(|adapter| {
+        let backend = WgpuBackend::open_with_limits(adapter, Limits::default()).unwrap();
+        let report = kvtide::conformance::run(&backend, |case| case.name.starts_with("append projects"), |_, _| ());
+        assert_eq!(report.failed, 0, "{:?}", report.failures);
+        assert!(report.passed >= 12, "{}", report.passed);
+    });
+}
+
 #[test]
 fn a_limit_that_is_too_small_is_named() {
     let small = [
@@ -93,15 +106,21 @@ fn a_key_calibration_that_cannot_be_bound_is_refused() {
             let k = View::dense(backend.alloc("k", 4096).unwrap(), Dtype::F32, heads, 16);
             let v = View::dense(backend.alloc("v", 4096).unwrap(), Dtype::F32, heads, 16);
             let non_finite = &backend.alloc("a counter", 4).unwrap();
-            let runs = &[AppendRun { k_offset: 0, v_offset: 0, frame: 0, slot: 0, tokens: 1, reserved: [0; 3] }];
+            let runs =
+                &[AppendRun { k_offset: 0, v_offset: 0, frame: 0, slot: 0, tokens: 1, page: 0, reserved: [0; 2] }];
             let (arena, k, v) = (Arena { slabs: &slab, slab_shift: 0 }, &k, &v);
             let channels = Some(Channels { buffer: calibration, offset: 0 });
-            let args = Append { record, arena, k, v, channels, runs, non_finite, write: true };
+            let args = Append { record, arena, k, v, channels, runs, onto: None, non_finite, write: true };
             backend.append(&mut stream, &args).and_then(|()| backend.synchronize(&mut stream))
         };
         let own = backend.alloc("channels", 1536).unwrap();
         append(4, &own).unwrap();
         match append(8, &own) {
+            Err(Error::Limit { limit: "max_uniform_buffer_binding_size", need: 1536, have: 1024, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        let wide = Geometry::new(1, 8, 8, 16).format(PageFormat::Int8);
+        match kvtide::PagedStore::new(backend.clone(), wide) {
             Err(Error::Limit { limit: "max_uniform_buffer_binding_size", need: 1536, have: 1024, .. }) => {}
             other => panic!("{other:?}"),
         }

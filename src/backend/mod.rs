@@ -121,6 +121,8 @@ pub struct Caps {
     pub max_slabs: u32,
     /// Bytes of the largest slab (and of the largest buffer that an operation binds).
     pub max_slab_bytes: u64,
+    /// What limits the bytes of one layer's key calibration ([`Channels`](ops::Channels)): name and value.
+    pub max_channels: (&'static str, u64),
     /// Bytes of the device's memory, where the API tells.
     pub memory_bytes: Option<u64>,
     /// Query vectors (row × head) that one work item of `attend` takes.

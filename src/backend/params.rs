@@ -275,6 +275,29 @@ shared! {
         /// Number of runs.
         runs: u32 = 1,
     }
+    /// Arguments of an `append` that projects the keys it writes.
+    AppendProjectParams {
+        /// The destination.
+        record: RecordParams = 12,
+        /// K of the new tokens.
+        k: ViewParams = 4,
+        /// V of the new tokens.
+        v: ViewParams = 4,
+        /// The records written.
+        projections: ProjectionParams = 8,
+        /// Words from the start of the basis's binding to the first KV head's matrix.
+        basis_base: u32 = 1,
+        /// Words from one KV head's matrix to the next.
+        basis_stride: u32 = 1,
+        /// [`Dtype::code`](crate::Dtype::code) of K's and V's elements.
+        dtype: u32 = 1,
+        /// Index of the first [`AppendRun`], in words of the descriptor buffer.
+        runs_at: u32 = 1,
+        /// Number of runs.
+        runs: u32 = 1,
+        /// Zero.
+        reserved: [u32; 3] = 3,
+    }
     /// Consecutive slots of one frame whose keys are projected.
     ProjectRun {
         /// The frame read.

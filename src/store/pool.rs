@@ -4,7 +4,7 @@ use super::StoreConfig;
 use super::calibration::DeviceChannels;
 use super::projector::Projector;
 use crate::attention::state_words;
-use crate::backend::ops::Arena;
+use crate::backend::ops::{Arena, Channels};
 use crate::backend::{Backend, DeviceBuffer};
 use crate::pages::frames::Frames;
 use crate::pages::growth::{self, SlabLimits};
@@ -50,6 +50,10 @@ impl<B: Backend> Pool<B> {
         };
         if stride > slab_bytes {
             return limit("max_slab_bytes", stride, slab_bytes, "one page");
+        }
+        let (channels, (name, most)) = (Channels::<B::Buffer>::bytes(record.geometry()), caps.max_channels);
+        if record.format().is_quantized() && channels > most {
+            return limit(name, channels, most, "the key calibration of a layer");
         }
         // Frame numbers are 32 bits: the slab above, the index below.
         let slabs = u64::from(caps.max_slabs);

@@ -45,6 +45,7 @@ impl CpuBackend {
             device: DeviceId::unique(),
             max_slabs: 64,
             max_slab_bytes: 1 << 40,
+            max_channels: ("memory", 1 << 40),
             memory_bytes: None,
             query_tile: 32,
             overlap: false,

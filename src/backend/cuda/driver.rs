@@ -91,6 +91,7 @@ pub(super) fn caps(
         device: DeviceId::unique(),
         max_slabs: super::kernels::MAX_SLABS as u32,
         max_slab_bytes: memory,
+        max_channels: ("cuDeviceTotalMem", memory),
         memory_bytes: Some(memory),
         query_tile,
         overlap: true,

@@ -209,6 +209,7 @@ fn caps(limits: &Limits, adapter: String) -> Caps {
         // The largest power of two: kernels are compiled for those.
         max_slabs: 1 << slabs.ilog2(),
         max_slab_bytes: largest,
+        max_channels: ("max_uniform_buffer_binding_size", limits.max_uniform_buffer_binding_size),
         memory_bytes: None,
         query_tile: QUERY_TILE,
         overlap: false,

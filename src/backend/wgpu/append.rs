@@ -1,48 +1,45 @@
-//! `append`: binds K, V, the slabs and what int8 keys are calibrated by, one row of workgroups a run.
+//! `append`: binds K, V, the slabs and what int8 keys are calibrated by, one row of workgroups a run. Where the kernel that
+//! projects the keys too can be bound, it also binds the basis and the records.
 
-use super::WgpuBuffer;
 use super::dispatch::{Dispatch, FOLD, fold};
 use super::kernels::Kernel;
-use super::memory::{channels_window, view_window};
+use super::memory::{Window, channels_window, view_window};
+use super::predict::{TILE, basis_window, by_slab};
 use super::stream::WgpuStream;
+use super::{Shared, WgpuBuffer};
 use crate::Result;
-use crate::backend::ops::{Append, View};
-use crate::backend::params::{AppendParams, AppendRun};
+use crate::backend::ops::{Append, Onto, View};
+use crate::backend::params::{AppendParams, AppendProjectParams, AppendRun, ViewParams};
+use crate::predictor::Projections;
 
 /// Elements that a thread writes.
 const UNIT: u32 = 8;
 const THREADS: u64 = 64;
 
-pub(super) fn append(stream: &mut WgpuStream, args: &Append<'_, WgpuBuffer>) -> Result<()> {
+/// Appends, and says whether that has projected the keys as well, where they are to be.
+pub(super) fn append(stream: &mut WgpuStream, args: &Append<'_, WgpuBuffer>) -> Result<bool> {
     let shared = stream.shared.clone();
     args.validate(&shared.caps)?;
     if args.runs.is_empty() {
-        return Ok(());
+        return Ok(false);
+    }
+    let bound = Bound::new(args, &shared)?;
+    if let (Some(onto), Some(kernel), true) = (&args.onto, Kernel::append_project(&args.record), args.write)
+        && kernel.fits(args.arena.slabs.len(), &shared.limits)
+        && append_project(stream, args, &bound, onto, kernel)?
+    {
+        return Ok(true);
     }
     let geometry = args.record.geometry();
-    let heads = u64::from(geometry.kv_heads());
-    let span = |view: &View<WgpuBuffer>, dim: u32, offset: fn(&AppendRun) -> u32| {
-        let end = |run: &AppendRun| {
-            let tokens = view.span([run.tokens.into(), heads, dim.into()]).unwrap_or(u64::MAX);
-            u64::from(offset(run)) + tokens
-        };
-        args.runs.iter().map(end).max().unwrap_or(0)
-    };
-    let k_span = span(args.k, geometry.k_dim(), |run| run.k_offset);
-    let v_span = span(args.v, geometry.v_dim(), |run| run.v_offset);
-    let (k_window, k) = view_window(args.k, k_span, &shared)?;
-    let (v_window, v) = view_window(args.v, v_span, &shared)?;
-    let (counter, _) = args.non_finite.window(0, 4, &shared)?;
-    let tokens = args.runs.iter().map(|run| u64::from(run.tokens)).max().unwrap_or(0);
-    let channels = channels_window(args.channels, &args.record, "append", &shared)?;
-    let workgroups = if channels.is_some() {
+    let (tokens, heads) = (longest(args.runs), u64::from(geometry.kv_heads()));
+    let workgroups = if bound.channels.is_some() {
         let row_threads = u64::from((geometry.k_dim().max(geometry.v_dim()) / UNIT).next_power_of_two());
         (tokens * heads * 2).div_ceil(THREADS / row_threads)
     } else {
         (tokens * heads * u64::from((geometry.k_dim() + geometry.v_dim()) / UNIT)).div_ceil(THREADS)
     };
     let [y, z] = fold(args.runs.len() as u64);
-    let buffers: Vec<_> = [k_window, v_window, counter].into_iter().chain(channels).collect();
+    let buffers: Vec<_> = bound.own.into_iter().chain(bound.channels).collect();
     let dispatch = Dispatch {
         kernel: Kernel::append(&args.record),
         buffers: &buffers,
@@ -51,11 +48,93 @@ pub(super) fn append(stream: &mut WgpuStream, args: &Append<'_, WgpuBuffer>) -> 
     };
     stream.dispatch(&dispatch, [bytemuck::cast_slice(args.runs)], |[runs_at]| AppendParams {
         record: args.record.params(args.arena.slab_shift),
-        k,
-        v,
+        k: bound.k,
+        v: bound.v,
         dtype: args.k.dtype.code(),
         runs_at,
         runs: args.runs.len() as u32,
         write: args.write.into(),
-    })
+    })?;
+    Ok(false)
+}
+
+/// Appends and projects in one dispatch for each slab of projections, of which there are few; `false`, and nothing done, where
+/// memory is read and written that two dispatches may share and one may not.
+fn append_project(
+    stream: &mut WgpuStream,
+    args: &Append<'_, WgpuBuffer>,
+    bound: &Bound<'_>,
+    onto: &Onto<'_, WgpuBuffer>,
+    kernel: Kernel,
+) -> Result<bool> {
+    let shared = stream.shared.clone();
+    let geometry = args.record.geometry();
+    let layout = Projections::new(geometry, onto.rank)?;
+    let (basis, basis_base) = basis_window(&onto.basis, geometry, onto.rank, &shared)?;
+    let with_page = |run: &AppendRun, page| AppendRun { page, ..*run };
+    let calls = by_slab(args.runs, onto.projections.slab_shift, |run| run.page, with_page)
+        .into_iter()
+        .map(|(slab, runs)| {
+            let own = bound.own.into_iter().chain([basis, onto.projections.slabs[slab as usize].whole(&shared)?]);
+            Ok((own.chain(bound.channels).collect(), runs))
+        })
+        .collect::<Result<Vec<(Vec<_>, Vec<_>)>>>()?;
+    let dispatches = calls.iter().map(|(buffers, runs)| {
+        let tiles = 2 * longest(runs).div_ceil(TILE) * u64::from(geometry.kv_heads());
+        let [y, z] = fold(runs.len() as u64);
+        (Dispatch { kernel, buffers, slabs: args.arena.slabs, grid: [tiles.min(FOLD), y, z] }, runs)
+    });
+    if dispatches.clone().any(|(dispatch, _)| dispatch.conflicts()) {
+        return Ok(false);
+    }
+    for (dispatch, runs) in dispatches {
+        stream.dispatch(&dispatch, [bytemuck::cast_slice(runs)], |[runs_at]| AppendProjectParams {
+            record: args.record.params(args.arena.slab_shift),
+            k: bound.k,
+            v: bound.v,
+            projections: layout.params(0),
+            basis_base,
+            basis_stride: onto.basis.head_stride / 2,
+            dtype: args.k.dtype.code(),
+            runs_at,
+            runs: runs.len() as u32,
+            reserved: [0; 3],
+        })?;
+    }
+    Ok(true)
+}
+
+/// What both ways bind.
+struct Bound<'a> {
+    /// K, V and the counter.
+    own: [Window<'a>; 3],
+    channels: Option<Window<'a>>,
+    k: ViewParams,
+    v: ViewParams,
+}
+
+impl<'a> Bound<'a> {
+    fn new(args: &Append<'a, WgpuBuffer>, shared: &Shared) -> Result<Self> {
+        let geometry = args.record.geometry();
+        let heads = u64::from(geometry.kv_heads());
+        let span = |view: &View<WgpuBuffer>, dim: u32, offset: fn(&AppendRun) -> u32| {
+            let end = |run: &AppendRun| {
+                let tokens = view.span([run.tokens.into(), heads, dim.into()]).unwrap_or(u64::MAX);
+                u64::from(offset(run)) + tokens
+            };
+            args.runs.iter().map(end).max().unwrap_or(0)
+        };
+        let k_span = span(args.k, geometry.k_dim(), |run| run.k_offset);
+        let v_span = span(args.v, geometry.v_dim(), |run| run.v_offset);
+        let (k_window, k) = view_window(args.k, k_span, shared)?;
+        let (v_window, v) = view_window(args.v, v_span, shared)?;
+        let (counter, _) = args.non_finite.window(0, 4, shared)?;
+        let channels = channels_window(args.channels, &args.record, "append", shared)?;
+        Ok(Bound { own: [k_window, v_window, counter], channels, k, v })
+    }
+}
+
+/// Tokens of the longest run.
+fn longest(runs: &[AppendRun]) -> u64 {
+    runs.iter().map(|run| u64::from(run.tokens)).max().unwrap_or(0)
 }

@@ -1,7 +1,7 @@
 //! What does one dispatch bind, and how many workgroups has it?
 
 use super::health::{device_error, scoped};
-use super::kernels::{Access, FIRST_SLAB, Kernel, Slabs};
+use super::kernels::{Access, Kernel, Slabs};
 use super::memory::Window;
 use super::{NAME, Shared, WgpuBuffer};
 use crate::backend::DeviceBuffer;
@@ -33,26 +33,30 @@ impl Dispatch<'_> {
         }
     }
 
+    /// Whether a buffer is read in one binding and written in another, which wgpu refuses.
+    pub(super) fn conflicts(&self) -> bool {
+        let spec = self.kernel.spec();
+        let uses = || {
+            let own = self.buffers.iter().map(|window| window.buffer).zip(spec.buffers.iter().copied());
+            own.chain(self.slabs.iter().zip(spec.slabs.map(Slabs::access).into_iter().cycle()))
+        };
+        let mut written = uses().filter(|(_, access)| *access == Access::Write);
+        written.any(|(to, _)| uses().any(|(from, access)| access != Access::Write && from.same_memory(to)))
+    }
+
     /// Group 1, which has this layout.
     pub(super) fn bind(&self, shared: &Shared, layout: &BindGroupLayout) -> Result<BindGroup> {
         let spec = self.kernel.spec();
-        let slabs = self.slabs.iter().map(|slab| slab.whole(shared)).collect::<Result<Vec<_>>>()?;
-        let uses = || {
-            let own = self.buffers.iter().zip(spec.buffers.iter().copied());
-            own.chain(slabs.iter().zip(spec.slabs.map(Slabs::access).into_iter().cycle()))
-        };
-        // wgpu refuses a buffer that one dispatch reads in one binding and writes in another.
-        for (written, _) in uses().filter(|(_, access)| *access == Access::Write) {
-            if uses().any(|(read, access)| access != Access::Write && read.buffer.same_memory(written.buffer)) {
-                let format = "inputs and outputs in one buffer".to_owned();
-                return Err(Error::Unsupported { backend: NAME, operation: spec.entry, format });
-            }
+        if self.conflicts() {
+            let format = "inputs and outputs in one buffer".to_owned();
+            return Err(Error::Unsupported { backend: NAME, operation: spec.entry, format });
         }
+        let slabs = self.slabs.iter().map(|slab| slab.whole(shared)).collect::<Result<Vec<_>>>()?;
         let own = (0..).zip(self.buffers.iter().map(Window::resource));
         let spare = std::iter::repeat_with(|| shared.spare.raw().as_entire_binding());
         let bound = slabs.iter().map(Window::resource).chain(spare);
         let entries: Vec<_> = own
-            .chain((FIRST_SLAB..FIRST_SLAB + self.kernel.slab_bindings(slabs.len())).zip(bound))
+            .chain((spec.first_slab()..spec.first_slab() + self.kernel.slab_bindings(slabs.len())).zip(bound))
             .map(|(binding, resource)| BindGroupEntry { binding, resource })
             .collect();
         let descriptor = BindGroupDescriptor { label: Some(spec.entry), layout, entries: &entries };

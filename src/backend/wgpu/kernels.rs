@@ -5,16 +5,17 @@
 
 use crate::Dtype;
 use crate::record::Record;
+use ::wgpu::Limits;
 use std::fmt::Write as _;
+use std::ops::Range;
 
-/// Storage buffers besides the slabs that a kernel binds at most: the descriptors and three of its own.
+/// Storage buffers besides the slabs that a kernel binds at most, where nothing stands in for it: the descriptors and three of
+/// its own.
 pub(super) const OTHER_BUFFERS: u32 = 4;
 /// Uniform buffers that a kernel binds at most: the parameters and the channels.
 pub(super) const UNIFORM_BUFFERS: u32 = 2;
 /// Slabs that an arena has at most.
 pub(super) const MAX_SLABS: u32 = 64;
-/// The first slab's binding in group 1.
-pub(super) const FIRST_SLAB: u32 = 4;
 
 /// How a kernel uses a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +50,8 @@ impl Slabs {
 pub(super) enum Kernel {
     Append,
     AppendInt8(u32),
+    /// `append` and `project` in one, where a device can [bind all that](Kernel::fits).
+    AppendProjectInt8(u32),
     Copy,
     Gather,
     Scatter,
@@ -74,6 +77,13 @@ pub(super) struct Spec {
     pub(super) slabs: Option<Slabs>,
 }
 
+impl Spec {
+    /// The first slab's binding in group 1.
+    pub(super) const fn first_slab(&self) -> u32 {
+        self.buffers.len() as u32
+    }
+}
+
 macro_rules! wgsl {
     ($name:literal) => {
         include_str!(concat!("../../../shaders/", $name, ".wgsl"))
@@ -88,9 +98,10 @@ macro_rules! spec {
 
 impl Kernel {
     /// All of them, for an example's channels.
-    const ALL: [Kernel; 17] = [
+    const ALL: [Kernel; 18] = [
         Kernel::Append,
         Kernel::AppendInt8(1024),
+        Kernel::AppendProjectInt8(1024),
         Kernel::Copy,
         Kernel::Gather,
         Kernel::Scatter,
@@ -112,6 +123,11 @@ impl Kernel {
         record.format().dtype().map_or(Kernel::AppendInt8(channels(record)), |_| Kernel::Append)
     }
 
+    /// The kernel that projects the keys it appends, of formats that have one.
+    pub(super) fn append_project(record: &Record) -> Option<Self> {
+        record.format().is_quantized().then(|| Kernel::AppendProjectInt8(channels(record)))
+    }
+
     pub(super) fn attend(record: &Record) -> Self {
         record.format().dtype().map_or(Kernel::AttendInt8(channels(record)), Kernel::Attend)
     }
@@ -129,14 +145,44 @@ impl Kernel {
                 "append",
                 [Read, Read, Write],
                 Some(WriteQuads),
-                ["params", "record", "numeric", "append", "append_native"]
+                ["params", "append_params", "record", "numeric", "append", "append_native"]
             ),
             Kernel::AppendInt8(_) => spec!(
                 "append-int8",
                 "append",
                 [Read, Read, Write, Channels],
                 Some(WriteWords),
-                ["params", "record", "numeric", "channels", "quantize", "append", "append_int8"]
+                [
+                    "params",
+                    "append_params",
+                    "record",
+                    "numeric",
+                    "channels",
+                    "quantize",
+                    "append",
+                    "append_rows",
+                    "append_int8"
+                ]
+            ),
+            Kernel::AppendProjectInt8(_) => spec!(
+                "append-project-int8",
+                "append",
+                [Read, Read, Write, Read, Write, Channels],
+                Some(WriteWords),
+                [
+                    "params",
+                    "record",
+                    "projections",
+                    "numeric",
+                    "channels",
+                    "codes",
+                    "restore",
+                    "quantize",
+                    "append",
+                    "append_rows",
+                    "project_tile",
+                    "append_project_int8"
+                ]
             ),
             Kernel::Copy => spec!("copy", "transfer", [], Some(WriteQuads), ["params", "record", "transfer", "copy"]),
             Kernel::Gather => {
@@ -157,7 +203,18 @@ impl Kernel {
                 "attend",
                 [Read, Read, Write, Channels],
                 Some(ReadQuads),
-                ["params", "record", "numeric", "softmax", "channels", "codes", "tiles", "attend", "attend_int8"]
+                [
+                    "params",
+                    "record",
+                    "numeric",
+                    "softmax",
+                    "channels",
+                    "codes",
+                    "halves",
+                    "tiles",
+                    "attend",
+                    "attend_int8"
+                ]
             ),
             Kernel::Merge => {
                 spec!("merge", "merge", [Read, Write, Write], None, ["params", "numeric", "softmax", "states", "merge"])
@@ -168,14 +225,26 @@ impl Kernel {
                 "project",
                 [Read, Write],
                 Some(ReadQuads),
-                ["params", "record", "projections", "numeric", "project", "project_native"]
+                ["params", "record", "projections", "numeric", "project_tile", "project", "project_native"]
             ),
             Kernel::ProjectInt8(_) => spec!(
                 "project-int8",
                 "project",
                 [Read, Write, Channels],
                 Some(ReadQuads),
-                ["params", "record", "projections", "numeric", "channels", "codes", "project", "project_int8"]
+                [
+                    "params",
+                    "record",
+                    "projections",
+                    "numeric",
+                    "channels",
+                    "codes",
+                    "halves",
+                    "restore",
+                    "project_tile",
+                    "project",
+                    "project_int8"
+                ]
             ),
             Kernel::Queries => spec!(
                 "queries",
@@ -204,13 +273,32 @@ impl Kernel {
         if self.spec().slabs.is_some() { (slabs as u32).next_power_of_two() } else { 0 }
     }
 
+    /// Storage buffers of the variant with this many slab bindings.
+    fn storage_buffers(self, slabs: u32) -> u32 {
+        let own = self.spec().buffers.iter().filter(|&&access| access != Access::Channels).count();
+        1 + own as u32 + slabs
+    }
+
+    /// Whether a device can bind what the variant for this many slabs does.
+    pub(super) fn fits(self, slabs: usize, limits: &Limits) -> bool {
+        let slabs = self.slab_bindings(slabs);
+        let storage = self.storage_buffers(slabs);
+        storage <= limits.max_storage_buffers_per_shader_stage
+            && storage + UNIFORM_BUFFERS <= limits.max_buffers_and_acceleration_structures_per_shader_stage
+            && self.spec().first_slab() + slabs <= limits.max_bindings_per_bind_group
+    }
+
     pub(super) fn source(self, slabs: u32) -> String {
         let spec = self.spec();
         let mut text = spec.sources.join("\n");
         if let Some(uses) = spec.slabs {
-            declare_slabs(&mut text, slabs, uses);
+            declare_slabs(&mut text, spec.first_slab()..spec.first_slab() + slabs, uses);
         }
-        if let Kernel::AppendInt8(channels) | Kernel::AttendInt8(channels) | Kernel::ProjectInt8(channels) = self {
+        if let Kernel::AppendInt8(channels)
+        | Kernel::AppendProjectInt8(channels)
+        | Kernel::AttendInt8(channels)
+        | Kernel::ProjectInt8(channels) = self
+        {
             declare_channels(&mut text, channels, spec.buffers);
         }
         text
@@ -222,15 +310,15 @@ fn channels(record: &Record) -> u32 {
 }
 
 /// Bindings of the slabs and the functions that reach into them.
-fn declare_slabs(text: &mut String, slabs: u32, uses: Slabs) {
+fn declare_slabs(text: &mut String, bindings: Range<u32>, uses: Slabs) {
     let (mode, ty) = match uses {
         Slabs::ReadQuads => ("read", "vec4<u32>"),
         Slabs::WriteQuads => ("read_write", "vec4<u32>"),
         Slabs::WriteWords => ("read_write", "u32"),
     };
     text.push_str("\n// The slabs of the arena.\n");
-    for slab in 0..slabs {
-        let binding = FIRST_SLAB + slab;
+    let slabs = bindings.len() as u32;
+    for (slab, binding) in bindings.enumerate() {
         let _ = writeln!(text, "@group(1) @binding({binding}) var<storage, {mode}> slab{slab}: array<{ty}>;");
     }
     if uses != Slabs::WriteWords {
@@ -278,6 +366,8 @@ pub struct ShaderVariant {
     pub constants: Vec<(&'static str, f64)>,
     /// Its slab bindings.
     pub slabs: u32,
+    /// The storage buffers that a device must be able to bind before the backend compiles it.
+    pub storage: u32,
 }
 
 /// Every text that the backend may compile.
@@ -297,7 +387,8 @@ pub fn shader_variants() -> Vec<ShaderVariant> {
                 let _ = write!(name, "-{slabs}");
             }
             let (wgsl, constants) = (kernel.source(slabs), kernel.constants());
-            variants.push(ShaderVariant { name, wgsl, entry: spec.entry, constants, slabs });
+            let storage = kernel.storage_buffers(slabs);
+            variants.push(ShaderVariant { name, wgsl, entry: spec.entry, constants, slabs, storage });
         }
     }
     variants

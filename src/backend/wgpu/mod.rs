@@ -218,8 +218,7 @@ impl Backend for WgpuBackend {
 
     fn append(&self, stream: &mut WgpuStream, args: &Append<'_, WgpuBuffer>) -> Result<()> {
         self.ready(stream)?;
-        append::append(stream, args)?;
-        also_project(self, stream, args)
+        if append::append(stream, args)? { Ok(()) } else { also_project(self, stream, args) }
     }
 
     fn transfer(&self, stream: &mut WgpuStream, args: &Transfer<'_, WgpuBuffer>) -> Result<()> {

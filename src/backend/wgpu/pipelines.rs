@@ -2,7 +2,7 @@
 
 use super::Shared;
 use super::health::{device_error, scoped};
-use super::kernels::{Access, FIRST_SLAB, Kernel};
+use super::kernels::{Access, Kernel};
 use crate::Result;
 use ::wgpu::{
     BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType, BufferBindingType, ComputePipeline,
@@ -58,7 +58,8 @@ impl Pipelines {
         };
         let own = (0..).zip(spec.buffers).map(|(binding, &access)| entry(binding, ty(access), false));
         let slab = spec.slabs.into_iter().flat_map(|uses| {
-            (FIRST_SLAB..FIRST_SLAB + slabs).map(move |binding| entry(binding, ty(uses.access()), false))
+            let first = spec.first_slab();
+            (first..first + slabs).map(move |binding| entry(binding, ty(uses.access()), false))
         });
         let entries: Vec<_> = own.chain(slab).collect();
         let label = Some(spec.name);

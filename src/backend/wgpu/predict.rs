@@ -13,18 +13,15 @@ use crate::{Geometry, Result};
 use std::collections::BTreeMap;
 
 /// Tokens of a run that a workgroup projects together.
-const TILE: u64 = 8;
+pub(super) const TILE: u64 = 8;
 
 /// One dispatch for each slab of projections, of which there are few: the pages' slabs take the other bindings.
 pub(super) fn project(stream: &mut WgpuStream, args: &Project<'_, WgpuBuffer>) -> Result<()> {
     let shared = stream.shared.clone();
     let layout = args.validate(&shared.caps)?;
     let geometry = args.record.geometry();
-    let mut by_slab: BTreeMap<u32, Vec<ProjectRun>> = BTreeMap::new();
-    for run in args.runs {
-        let (slab, page) = split_frame(run.page, args.projections.slab_shift);
-        by_slab.entry(slab).or_default().push(ProjectRun { page, ..*run });
-    }
+    let with_page = |run: &ProjectRun, page| ProjectRun { page, ..*run };
+    let by_slab = by_slab(args.runs, args.projections.slab_shift, |run| run.page, with_page);
     let (basis, basis_base) = basis_window(&args.basis, geometry, args.rank, &shared)?;
     let channels = channels_window(args.channels, &args.record, "project", &shared)?;
     for (slab, runs) in by_slab {
@@ -49,6 +46,21 @@ pub(super) fn project(stream: &mut WgpuStream, args: &Project<'_, WgpuBuffer>) -
         })?;
     }
     Ok(())
+}
+
+/// Runs by the slab of their records, each with the record's index there.
+pub(super) fn by_slab<Run>(
+    runs: &[Run],
+    slab_shift: u32,
+    page: impl Fn(&Run) -> u32,
+    with_page: impl Fn(&Run, u32) -> Run,
+) -> BTreeMap<u32, Vec<Run>> {
+    let mut by_slab: BTreeMap<u32, Vec<Run>> = BTreeMap::new();
+    for run in runs {
+        let (slab, index) = split_frame(page(run), slab_shift);
+        by_slab.entry(slab).or_default().push(with_page(run, index));
+    }
+    by_slab
 }
 
 pub(super) fn score(stream: &mut WgpuStream, args: &Score<'_, WgpuBuffer>) -> Result<()> {
@@ -105,7 +117,7 @@ fn query_window<'a>(args: &Score<'a, WgpuBuffer>, shared: &Shared) -> Result<Win
 }
 
 /// A binding over the matrices, and the words from its start to the first.
-fn basis_window<'a>(
+pub(super) fn basis_window<'a>(
     basis: &Matrices<'a, WgpuBuffer>,
     geometry: &Geometry,
     rank: u32,
