@@ -295,6 +295,7 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
         find_values<FORMAT>(ring, columns, group, scores, part);
         fold(sum, part);
     }
+    release_next();
     if constexpr (WARPS > 1) {
         fold_groups(columns, sum, states, *reinterpret_cast<Parts<DIM>*>(rings));
     } else {
@@ -315,7 +316,6 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
         const u64 total = u64(p.items) * p.record.kv_heads * vector_tiles;                                             \
         for (u64 work = blockIdx.x; work < total; work += gridDim.x)                                                   \
             attend<FORMAT, DIM, WARPS>(p, arena, words, tables, q, states, vector_tiles, work, rings);                 \
-        release_next();                                                                                                \
     }
 
 ATTEND(attend_f16_64_1, F16, 64, 1)

@@ -2,9 +2,9 @@
 #pragma once
 #include "params.cuh"
 
-// Lets the blocks of the next kernel come once every block of this one has been here: at its end, because early ones would
-// gather on the multiprocessors that are free first. Only a kernel that was launched so starts before this one has ended,
-// and it waits before it touches memory.
+// Lets the blocks of the next kernel come once every block of this one has been here or has ended. Near the end, because
+// those that come earlier gather on the multiprocessors that are free first. Only a kernel that was launched so comes before
+// this one has ended, and it waits before it touches memory.
 __device__ __forceinline__ void release_next() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
