@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const KERNELS: [&str; 8] = ["append", "transfer", "attend", "attend_mma", "merge", "project", "score", "sum"];
-const HEADERS: [&str; 15] = [
+const HEADERS: [&str; 16] = [
     "params",
     "append",
     "project",
@@ -27,6 +27,7 @@ const HEADERS: [&str; 15] = [
     "tiles",
     "columns",
     "ring",
+    "states",
     "mma",
     "next",
 ];

@@ -1,0 +1,121 @@
+// How do groups of tokens become the state of a split? Folded left to right, by a warp or by the warps that have one each.
+#pragma once
+#include <cfloat>
+#include "columns.cuh"
+#include "next.cuh"
+#include "ring.cuh"
+
+// The state of this thread's two columns: rows lane / 4 and eight below of every sixteen elements.
+template <int DIM>
+struct State {
+    float o[DIM / 16][4];
+    float m[2] = {-FLT_MAX, -FLT_MAX}, l[2] = {0, 0};
+
+    __device__ __forceinline__ State() {
+#pragma unroll
+        for (int i = 0; i < DIM / 16; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
+    }
+};
+
+// What two states are multiplied by when they become one.
+struct Factors {
+    float m, mine, theirs;
+    __device__ __forceinline__ Factors(float a, float b) {
+        m = fmaxf(a, b);
+        mine = exp2f(__fsub_rn(a, m));
+        theirs = exp2f(__fsub_rn(b, m));
+    }
+    __device__ __forceinline__ float operator()(float a, float b) const {
+        return __fmaf_rn(a, mine, __fmul_rn(b, theirs));
+    }
+};
+
+template <int DIM>
+__device__ __forceinline__ void fold(State<DIM>& sum, const State<DIM>& part) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        if (part.l[c] == 0) continue;  // it saw nothing
+        const Factors factors(sum.m[c], part.m[c]);
+        sum.m[c] = factors.m;
+        sum.l[c] = factors(sum.l[c], part.l[c]);
+#pragma unroll
+        for (int i = 0; i < DIM / 16; ++i) {
+            sum.o[i][c] = factors(sum.o[i][c], part.o[i][c]);
+            sum.o[i][c + 2] = factors(sum.o[i][c + 2], part.o[i][c + 2]);
+        }
+    }
+}
+
+// A vector that sees something has a state, even if its weights add up to zero (its scores may all be minus infinity).
+__device__ __forceinline__ bool has_state(const Columns& columns, int c) { return columns.from[c] < columns.to[c]; }
+
+template <int DIM>
+__device__ __forceinline__ void store(const Columns& columns, const State<DIM>& state, float* states) {
+    const u32 row = threadIdx.x % 32 / 4;
+    const u64 policy = soon_policy();
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        if (!has_state(columns, c)) continue;
+        float* to = states + columns.state[c];
+#pragma unroll
+        for (int i = 0; i < DIM / 16; ++i) {
+            store_for_next(to + 16 * i + row, state.o[i][c], policy);
+            store_for_next(to + 16 * i + 8 + row, state.o[i][c + 2], policy);
+        }
+        if (row == 0)
+            store_for_next(reinterpret_cast<float4*>(to + DIM), make_float4(state.m[c], state.l[c], 0, 0), policy);
+    }
+}
+
+// The states of a split's groups, which lie where the rings were.
+template <int DIM>
+struct Parts {
+    float o[GROUPS][COLUMNS][DIM + 4];  // padded, so that a warp's columns lie in different banks
+    float m[GROUPS][COLUMNS], l[GROUPS][COLUMNS];
+    float* to[COLUMNS];  // none where there is no state
+};
+
+// Folds the groups that a block's warps have taken.
+template <int DIM>
+__device__ __forceinline__ void fold_groups(const Columns& columns, const State<DIM>& state, float* states,
+                                            Parts<DIM>& parts) {
+    constexpr u32 THREADS = 32 * GROUPS;
+    const u32 warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4;
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        const u32 column = 2 * (threadIdx.x % 4) + c;
+#pragma unroll
+        for (int i = 0; i < DIM / 16; ++i) {
+            parts.o[warp][column][16 * i + row] = state.o[i][c];
+            parts.o[warp][column][16 * i + 8 + row] = state.o[i][c + 2];
+        }
+        if (row > 0) continue;
+        parts.m[warp][column] = state.m[c];
+        parts.l[warp][column] = state.l[c];
+        if (warp == 0) parts.to[column] = has_state(columns, c) ? states + columns.state[c] : nullptr;
+    }
+    __syncthreads();
+    const u64 policy = soon_policy();
+#pragma unroll
+    for (u32 i = threadIdx.x; i < COLUMNS * DIM / 4; i += THREADS) {
+        const u32 column = i / (DIM / 4), element = i % (DIM / 4) * 4;
+        float4 o = make_float4(0, 0, 0, 0);
+        float m = -FLT_MAX, l = 0;
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group) {
+            const float theirs = parts.l[group][column];
+            if (theirs == 0) continue;
+            const Factors factors(m, parts.m[group][column]);
+            const float4 part = *reinterpret_cast<const float4*>(&parts.o[group][column][element]);
+            m = factors.m;
+            l = factors(l, theirs);
+            o = make_float4(factors(o.x, part.x), factors(o.y, part.y), factors(o.z, part.z), factors(o.w, part.w));
+        }
+        float* to = parts.to[column];
+        if (to == nullptr) continue;
+        store_for_next(reinterpret_cast<float4*>(to + element), o, policy);
+        if (element == 0) store_for_next(reinterpret_cast<float4*>(to + DIM), make_float4(m, l, 0, 0), policy);
+    }
+    __syncthreads();
+}
