@@ -6,6 +6,7 @@ use super::bench::{Bench, Layout};
 use super::check::{Check, Verdict};
 use super::pages::Placement;
 use super::scene::{Scene, random_kv};
+use super::values::natural;
 use crate::attention::SPLIT;
 use crate::backend::{Backend, Operation};
 use crate::{Dtype, Geometry, PageFormat};
@@ -53,6 +54,13 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
         let weight = seen * u64::from(q_heads) * u64::from(k_dim + v_dim);
         list.add(Operation::Attend, format, weight, name, move |b| shapes(b, geometry, q, out));
     }
+    for (q_heads, kv_heads, dim, page) in [(4, 1, 128, 16), (14, 2, 128, 8), (20, 1, 64, 32), (3, 3, 64, 16)] {
+        let geometry = Geometry::new(1, q_heads, kv_heads, dim).page_size(page).format(format);
+        let name =
+            format!("{q_heads}/{kv_heads} heads of {dim}, pages of {page}, queries of their type, long and short");
+        let weight = 2500 * u64::from(q_heads * dim);
+        list.add(Operation::Attend, format, weight, name, move |b| matched(b, geometry));
+    }
     for (at, q) in Dtype::ALL.into_iter().enumerate() {
         for (turn, out) in Dtype::ALL.into_iter().enumerate() {
             for (layout, out_layout) in [(at + turn, turn), (at + turn + 2, turn + 1)] {
@@ -91,6 +99,20 @@ fn shapes<B: Backend>(backend: &B, geometry: Geometry, q: Dtype, out: Dtype) -> 
     let chunk = (0..12).map(|at| See { sequence: 5, start: 0, end: 49 + at }).collect();
     let chunk = Ask { out, ..Ask::random(&geometry, q, chunk, 23) };
     scene.compare(&mut bench, &chunk, &mut check)?;
+    check.done()
+}
+
+/// Decode rows, a causal chunk across splits and windows, with queries that need no conversion and an exact answer in f32.
+fn matched<B: Backend>(backend: &B, geometry: Geometry) -> Verdict {
+    let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
+    let q = natural(geometry.page_format());
+    let lens = [3, SPLIT + 5, 2 * SPLIT + 17, 0, 61];
+    let kv = random_kv(&geometry, Dtype::Bf16, lens.iter().sum(), 51);
+    let scene = Scene::new(&mut bench, geometry, &lens, kv, Placement::SHUFFLED)?;
+    scene.compare(&mut bench, &Ask::random(&geometry, q, Ask::decode(&lens), 52), &mut check)?;
+    let mut rows: Vec<See> = (0..9).map(|at| See { sequence: 1, start: 0, end: SPLIT - 3 + at }).collect();
+    rows.extend((0..7).map(|at| See { sequence: 2, start: SPLIT - 30 + 9 * at, end: 2 * SPLIT + 2 * at }));
+    scene.compare(&mut bench, &Ask::random(&geometry, q, rows, 53), &mut check)?;
     check.done()
 }
 

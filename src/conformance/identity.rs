@@ -6,7 +6,7 @@ use super::bench::{Bench, Layout};
 use super::check::{Check, Verdict};
 use super::pages::{Pages, Piece, Placement, Tokens};
 use super::scene::{Scene, random_kv};
-use super::values::{Tensor, encode, poison, word_of};
+use super::values::{Tensor, encode, natural, poison, word_of};
 use crate::attention::SPLIT;
 use crate::backend::{Backend, Operation};
 use crate::{Dtype, Geometry, PageFormat, Result};
@@ -28,10 +28,14 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     add(2_000_000, "a chunk alone, in a batch, twice", chunks);
 }
 
-/// Query heads, KV heads, dims and page sizes of the scenes here.
-fn geometries(format: PageFormat) -> [Geometry; 2] {
+/// Query heads, KV heads, dims and page sizes of the scenes here: where queries are of the pages' 16-bit type, also what
+/// matrix units are made for.
+fn geometries(format: PageFormat) -> Vec<Geometry> {
     let first = Geometry::new(1, 4, 2, 32).value_dim(48).format(format);
-    [first, Geometry::new(1, 7, 1, 64).page_size(64).format(format)]
+    let second = Geometry::new(1, 7, 1, 64).page_size(64).format(format);
+    let third =
+        [PageFormat::F16, PageFormat::Bf16].contains(&format).then(|| Geometry::new(1, 9, 1, 128).format(format));
+    [first, second].into_iter().chain(third).collect()
 }
 
 fn scene<B: Backend>(bench: &mut Bench<'_, B>, geometry: Geometry, placement: Placement) -> Result<Scene<B>> {
@@ -39,7 +43,7 @@ fn scene<B: Backend>(bench: &mut Bench<'_, B>, geometry: Geometry, placement: Pl
 }
 
 fn decode(geometry: &Geometry) -> Ask {
-    Ask::random(geometry, Dtype::Bf16, Ask::decode(&LENS), 62)
+    Ask::random(geometry, natural(geometry.page_format()), Ask::decode(&LENS), 62)
 }
 
 /// Compares both outputs of two answers.
