@@ -205,7 +205,7 @@ fn chunks<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     for geometry in geometries(format) {
         let scene = scene(&mut bench, geometry, Placement::SHUFFLED)?;
         let row = |at: u32| See { sequence: 4, start: 0, end: 238 + at };
-        let chunk = Ask::random(&geometry, Dtype::Bf16, (0..20).map(row).collect(), 69);
+        let chunk = Ask::random(&geometry, natural(format), (0..20).map(row).collect(), 69);
         let alone = scene.ask(&mut bench, &chunk)?;
 
         let mut both = decode(&geometry);
