@@ -1,7 +1,6 @@
 //! How long does one call take on the device, with its data out of the cache?
 
 use super::median;
-use clap::ValueEnum;
 use kvtide::backend::{DeviceMemory, DeviceStream};
 use kvtide::{Backend, Device};
 use std::time::Instant;
@@ -10,7 +9,7 @@ use std::time::Instant;
 const FLUSH_BYTES: u64 = 256 << 20;
 
 /// What empties the cache before a timed call. One that writes leaves lines that the call must write back first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flush {
     /// A fill.
     W,
