@@ -105,7 +105,10 @@ mod tests {
     fn the_cpu_is_described_in_text_and_json() {
         let device = Device::open("cpu").expect("the CPU is always there");
         let text = as_text(device.caps());
-        assert!(text.starts_with("cpu: ") && text.contains("attend") && text.contains("f32, f16, bf16, int8"), "{text}");
+        assert!(
+            text.starts_with("cpu: ") && text.contains("attend") && text.contains("f32, f16, bf16, int8"),
+            "{text}"
+        );
         assert_eq!(as_json(device.caps())["formats"]["append"], json!(["f32", "f16", "bf16", "int8"]));
     }
 }
