@@ -29,7 +29,7 @@ const HEADERS: [&str; 16] = [
     "ring",
     "states",
     "mma",
-    "next",
+    "ptx",
 ];
 const ARCHS: &str = "80,86,89,90,100,120";
 

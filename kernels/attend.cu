@@ -11,7 +11,7 @@
 // query absorbs the channels of the keys.
 #include <cfloat>
 #include "chunk.cuh"
-#include "next.cuh"
+#include "ptx.cuh"
 #include "record.cuh"
 #include "scales.cuh"
 #include "tiles.cuh"

@@ -7,7 +7,7 @@
 // states of few rows. They give the same bits.
 #include <cfloat>
 #include "descriptors.cuh"
-#include "next.cuh"
+#include "ptx.cuh"
 #include "numeric.cuh"
 
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 #include <cfloat>
 #include "columns.cuh"
-#include "next.cuh"
+#include "ptx.cuh"
 #include "ring.cuh"
 
 // The state of this thread's two columns: rows lane / 4 and eight below of every sixteen elements.

@@ -5,7 +5,7 @@
 #![cfg(feature = "cuda")]
 
 use half::{bf16, f16};
-use kvtide::attention::{Visible, plan, state_words};
+use kvtide::attention::{Grain, Visible, plan, state_words};
 use kvtide::backend::HostUse;
 use kvtide::backend::cpu::CpuBackend;
 use kvtide::backend::cuda::{CudaBackend, cudarc};
@@ -219,8 +219,8 @@ impl<'a, B: Backend> Scene<'a, B> {
         let (geometry, case) = (self.case.geometry, self.case);
         let visible: Vec<_> =
             rows.iter().map(|&(s, start, end)| Visible { table: self.table_at[s], start, end }).collect();
-        let tile = (self.backend.caps().query_tile / geometry.group()).max(1);
-        let [batch] = &plan(&visible, tile, u32::MAX)[..] else { panic!("one batch") };
+        let tile = self.backend.caps().rows_per_tile(&geometry);
+        let [batch] = &plan(&visible, tile, u32::MAX, Grain::Split)[..] else { panic!("one batch") };
         let elements = u64::from(geometry.q_heads() * geometry.k_dim());
         let seed = |&(s, _, end): &See| (s as u64 + 3) << 48 | u64::from(end) << 24;
         let q = encode(rows.iter().flat_map(|row| (0..elements).map(move |i| noise(seed(row) | i))), case.q);
@@ -238,13 +238,22 @@ impl<'a, B: Backend> Scene<'a, B> {
             q: &q,
             channels: channels_in(&self.channels),
             scale: 1.0 / (geometry.k_dim() as f32).sqrt(),
+            grain: batch.grain,
             rows: &batch.rows,
             tiles: &batch.tiles,
             states: &states,
         };
         self.backend.attend(&mut self.stream, &attend)?;
         let (q_heads, v_dim) = (geometry.q_heads(), geometry.v_dim());
-        let merge = Merge { states: &states, rows: &batch.merge, q_heads, v_dim, out: &out, lse: Some(&lse) };
+        let merge = Merge {
+            states: &states,
+            grain: batch.grain,
+            rows: &batch.merge,
+            q_heads,
+            v_dim,
+            out: &out,
+            lse: Some(&lse),
+        };
         self.backend.merge(&mut self.stream, &merge)?;
         Ok(Answer { out: self.bytes(&out.buffer)?, lse: self.bytes(&lse.buffer)? })
     }
@@ -430,7 +439,9 @@ fn staged_bytes_are_not_overwritten_before_they_are_read() -> Result<()> {
     let ballast = vec![POISON; 1 << 14];
     let scratch = cuda.alloc("scratch", 1 << 16)?;
     for round in 0..1000 {
-        let [batch] = &plan(&[Visible { table: 0, start: 0, end: 8 }], 1, 10)[..] else { panic!("one batch") };
+        let [batch] = &plan(&[Visible { table: 0, start: 0, end: 8 }], 1, 10, Grain::Split)[..] else {
+            panic!("one batch")
+        };
         cuda.upload(&mut fresh, &scene.tables, 0, bytemuck::cast_slice(&[tables[round % 2]]))?;
         // Makes the ring turn.
         cuda.upload(&mut fresh, &scratch, 0, bytemuck::cast_slice(&ballast))?;
@@ -441,13 +452,15 @@ fn staged_bytes_are_not_overwritten_before_they_are_read() -> Result<()> {
             q: &q,
             channels: None,
             scale: 1.0,
+            grain: batch.grain,
             rows: &batch.rows,
             tiles: &batch.tiles,
             states: &states,
         };
         cuda.attend(&mut fresh, &attend)?;
         let out = &outs.clone().from_row(round as u64);
-        let merge = Merge { states: &states, rows: &batch.merge, q_heads, v_dim: 16, out, lse: None };
+        let merge =
+            Merge { states: &states, grain: batch.grain, rows: &batch.merge, q_heads, v_dim: 16, out, lse: None };
         cuda.merge(&mut fresh, &merge)?;
     }
     let mut bytes = vec![0; 1000 * 128];

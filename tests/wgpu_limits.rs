@@ -247,8 +247,16 @@ fn inputs_and_outputs_in_one_buffer_are_refused() {
         let buffer = backend.alloc("both", 4096).unwrap();
         let mut out = View::dense(buffer.clone(), Dtype::F32, 1, 8);
         out.offset = 1024;
-        let rows = [MergeRow { state: 0, states: 1 }];
-        let merge = Merge { states: &buffer, rows: &rows, q_heads: 1, v_dim: 8, out: &out, lse: None };
+        let rows = [MergeRow { state: 0, states: 1, before: 0 }];
+        let merge = Merge {
+            states: &buffer,
+            grain: kvtide::attention::Grain::Section,
+            rows: &rows,
+            q_heads: 1,
+            v_dim: 8,
+            out: &out,
+            lse: None,
+        };
         let error = backend.merge(&mut stream, &merge).unwrap_err();
         assert!(matches!(error, Error::Unsupported { operation: "merge", .. }), "{error}");
         backend.synchronize(&mut stream).unwrap();

@@ -1,9 +1,10 @@
 //! What attention is asked and answered: splits, states, and the order in which they fold.
 //!
 //! The context of a query row is cut at multiples of [`SPLIT`] tokens. Each split gives one *state* a query head:
-//! `m`, the largest score × log2 e; `l`, the sum of 2^(score − m); `o`, the sum of 2^(score − m) × value. States fold
-//! left to right, in token order. Both depend on the sequence alone, never on the batch, the pages' places or who
-//! computed what: that is contract C1.
+//! `m`, the largest score × log2 e; `l`, the sum of 2^(score − m); `o`, the sum of 2^(score − m) × value. The states of
+//! the [`SECTION`] splits of a section fold left to right, in token order, and so do those of the sections. Splits and
+//! sections depend on the sequence alone, never on the batch, the pages' places or who computed what: that is contract
+//! C1. Whether `attend` gives the states of splits or of whole sections ([`Grain`]) changes no bit of the answer.
 //!
 //! Splitting the context is flash-decoding (Dao et al., 2023); the mergeable state is the online softmax of Milakov and
 //! Gimelshein, 2018.
@@ -12,10 +13,46 @@ mod plan;
 #[cfg(any(feature = "conformance", test))]
 pub mod reference;
 
-pub use plan::{Batch, Visible, plan};
+pub use plan::{Batch, Visible, plan, plan_for};
 
 /// Tokens a split. Every page size divides it.
 pub const SPLIT: u32 = 256;
+
+/// Splits of a section.
+pub const SECTION: u32 = 4;
+
+/// What one state of a call covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Grain {
+    /// A split: as many work items as there can be, for calls that would not fill the device otherwise.
+    #[default]
+    Split,
+    /// A section: a quarter of the states.
+    Section,
+}
+
+impl Grain {
+    /// Both.
+    pub const ALL: [Grain; 2] = [Grain::Split, Grain::Section];
+
+    /// Splits that a state covers.
+    pub const fn splits(self) -> u32 {
+        match self {
+            Grain::Split => 1,
+            Grain::Section => SECTION,
+        }
+    }
+
+    /// Tokens that a state covers.
+    pub const fn tokens(self) -> u32 {
+        self.splits() * SPLIT
+    }
+
+    /// The states of a row that sees tokens `start..end`.
+    pub const fn states(self, start: u32, end: u32) -> u32 {
+        if end > start { end.div_ceil(self.tokens()) - start / self.tokens() } else { 0 }
+    }
+}
 
 /// Words of a state for values of `v_dim` elements: `o`, `m`, `l` and two words of padding.
 pub const fn state_words(v_dim: u32) -> u32 {

@@ -1,7 +1,8 @@
 //! Which work items attend which rows: cuts rows into tiles, and tiles into batches that fit the state buffer.
 
-use super::SPLIT;
-use crate::backend::ops::splits;
+use super::{Grain, SECTION};
+use crate::Geometry;
+use crate::backend::Caps;
 use crate::backend::params::{MergeRow, Row, Tile};
 
 /// What one query row sees: tokens `start..end` of the sequence whose page table starts at word `table`.
@@ -28,11 +29,21 @@ pub struct Batch {
     pub merge: Vec<MergeRow>,
     /// States of the batch, for each query head.
     pub states: u32,
+    /// What each of them covers.
+    pub grain: Grain,
 }
 
 impl Batch {
-    fn new(first_row: usize) -> Self {
-        Batch { first_row, rows: Vec::new(), tiles: Vec::new(), merge: Vec::new(), states: 0 }
+    fn new(first_row: usize, grain: Grain) -> Self {
+        Batch { first_row, rows: Vec::new(), tiles: Vec::new(), merge: Vec::new(), states: 0, grain }
+    }
+
+    /// Work items for each KV head, where one takes up to `query_tile` query vectors, `group` a row.
+    fn work(&self, group: u32, query_tile: u32) -> u64 {
+        let of = |tile: &Tile| {
+            u64::from(tile.splits) * (u64::from(tile.rows) * u64::from(group)).div_ceil(query_tile.into())
+        };
+        self.tiles.iter().map(of).sum()
     }
 
     /// Work items of the batch.
@@ -43,17 +54,19 @@ impl Batch {
     fn push(&mut self, tile: &[Visible]) {
         let first = u32::try_from(self.rows.len()).expect("a batch holds at most max_states rows");
         let (mut from, mut to) = (u32::MAX, 0);
+        let tokens = self.grain.tokens();
         for visible in tile {
             let mut row = Row { start: visible.start, end: visible.end, state: self.states, split: 0 };
             if row.end > row.start {
-                row.split = row.start / SPLIT;
+                row.split = row.start / tokens;
                 from = from.min(row.split);
-                to = to.max(row.end.div_ceil(SPLIT));
+                to = to.max(row.end.div_ceil(tokens));
             } else {
                 (row.start, row.end) = (0, 0);
             }
-            self.states += splits(&row);
-            self.merge.push(MergeRow { state: row.state, states: splits(&row) });
+            let states = self.grain.states(row.start, row.end);
+            self.states += states;
+            self.merge.push(MergeRow { state: row.state, states, before: row.split % (SECTION / self.grain.splits()) });
             self.rows.push(row);
         }
         if to > from {
@@ -63,23 +76,31 @@ impl Batch {
     }
 }
 
+/// Plans rows for a device: work items are sections where there are enough of them, else splits.
+pub fn plan_for(rows: &[Visible], geometry: &Geometry, caps: &Caps, max_states: u32) -> Vec<Batch> {
+    let planned = |grain| plan(rows, caps.rows_per_tile(geometry), max_states, grain);
+    let sections = planned(Grain::Section);
+    let items = sections.iter().map(|batch| batch.work(geometry.group(), caps.query_tile)).max().unwrap_or(0);
+    if items * u64::from(geometry.kv_heads()) < caps.at_once { planned(Grain::Split) } else { sections }
+}
+
 /// Plans rows in their order: consecutive rows of one sequence share tiles of up to `rows_per_tile` rows, and a batch
 /// ends before it would hold more than `max_states` states (a row that alone has more gets a batch of its own).
-pub fn plan(rows: &[Visible], rows_per_tile: u32, max_states: u32) -> Vec<Batch> {
+pub fn plan(rows: &[Visible], rows_per_tile: u32, max_states: u32, grain: Grain) -> Vec<Batch> {
     let mut batches = Vec::new();
-    let mut batch = Batch::new(0);
+    let mut batch = Batch::new(0, grain);
     let mut at = 0;
     while at < rows.len() {
         let tile = rows[at..].iter().take(rows_per_tile as usize).take_while(|row| row.table == rows[at].table).count();
         let mut tile = &rows[at..at + tile];
-        let count = |tile: &[Visible]| tile.iter().map(|v| u64::from(states_of(v))).sum::<u64>();
+        let count = |tile: &[Visible]| tile.iter().map(|v| u64::from(grain.states(v.start, v.end))).sum::<u64>();
         while tile.len() > 1 && count(tile) > u64::from(max_states) {
             tile = &tile[..tile.len() - 1];
         }
         let states = count(tile);
         let rows_full = batch.rows.len() + tile.len() > max_states as usize;
         if !batch.rows.is_empty() && (rows_full || u64::from(batch.states) + states > u64::from(max_states)) {
-            batches.push(std::mem::replace(&mut batch, Batch::new(at)));
+            batches.push(std::mem::replace(&mut batch, Batch::new(at, grain)));
         }
         batch.push(tile);
         at += tile.len();
@@ -88,10 +109,6 @@ pub fn plan(rows: &[Visible], rows_per_tile: u32, max_states: u32) -> Vec<Batch>
         batches.push(batch);
     }
     batches
-}
-
-fn states_of(visible: &Visible) -> u32 {
-    splits(&Row { start: visible.start, end: visible.end, state: 0, split: 0 })
 }
 
 #[cfg(test)]
@@ -105,7 +122,7 @@ mod tests {
     #[test]
     fn states_follow_each_other_in_row_and_token_order() {
         let rows = [decode(0, 1), decode(8, 257), decode(16, 0), decode(24, 256)];
-        let [batch] = &plan(&rows, 4, 1000)[..] else { panic!("one batch") };
+        let [batch] = &plan(&rows, 4, 1000, Grain::Split)[..] else { panic!("one batch") };
         let merge: Vec<_> = batch.merge.iter().map(|m| (m.state, m.states)).collect();
         assert_eq!(merge, [(0, 1), (1, 2), (3, 0), (3, 1)]);
         assert_eq!(batch.states, 4);
@@ -116,7 +133,7 @@ mod tests {
     #[test]
     fn a_chunk_shares_tiles_and_windows_skip_leading_splits() {
         let rows: Vec<_> = (0..5).map(|i| Visible { table: 3, start: 600 + i, end: 1020 + i }).collect();
-        let [batch] = &plan(&rows, 4, 1000)[..] else { panic!("one batch") };
+        let [batch] = &plan(&rows, 4, 1000, Grain::Split)[..] else { panic!("one batch") };
         let tiles: Vec<_> = batch.tiles.iter().map(|t| (t.row, t.rows, t.split, t.splits)).collect();
         assert_eq!(tiles, [(0, 4, 2, 2), (4, 1, 2, 2)]);
         assert!(batch.rows.iter().all(|row| row.split == 2));
@@ -126,7 +143,7 @@ mod tests {
     fn batches_are_cut_by_states_and_cover_every_row_once() {
         let rows: Vec<_> = (0..100).map(|i| decode(i / 7 * 100, i * 50)).collect();
         for max in [1, 5, 64, 10_000] {
-            let batches = plan(&rows, 4, max);
+            let batches = plan(&rows, 4, max, Grain::Split);
             let mut next = 0;
             for batch in &batches {
                 assert_eq!(batch.first_row, next);

@@ -32,7 +32,7 @@ pub use host::{HostMemory, HostUse, Swap};
 pub(crate) use host::{by_host, sides};
 use ops::{Append, Attend, Fold, Merge, Project, Score, Transfer};
 
-use crate::{PageFormat, Result};
+use crate::{Geometry, PageFormat, Result};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -127,6 +127,9 @@ pub struct Caps {
     pub memory_bytes: Option<u64>,
     /// Query vectors (row × head) that one work item of `attend` takes.
     pub query_tile: u32,
+    /// Sections × KV heads × query tiles from which on `attend` keeps the device busy with a work item for each: see
+    /// [`Grain`](crate::attention::Grain).
+    pub at_once: u64,
     /// Whether page moves on one stream run beside kernels on another.
     pub overlap: bool,
     /// Formats that each operation handles.
@@ -136,6 +139,11 @@ pub struct Caps {
 }
 
 impl Caps {
+    /// Query rows that one work item of `attend` takes.
+    pub fn rows_per_tile(&self, geometry: &Geometry) -> u32 {
+        (self.query_tile / geometry.group()).max(1)
+    }
+
     /// Whether the device has this operation for pages of this format.
     pub fn supports(&self, operation: Operation, format: PageFormat) -> bool {
         (self.formats)(operation).contains(&format)

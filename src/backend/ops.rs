@@ -10,7 +10,7 @@ use super::params::{AppendRun, FoldRow, MergeRow, Move, Row, Tile};
 pub use super::view::View;
 pub(crate) use super::view::{check_outputs, check_sum, copy_sides, on_device, range};
 use super::{Caps, DeviceBuffer};
-use crate::attention::{SPLIT, state_words};
+use crate::attention::{Grain, SECTION, state_words};
 use crate::record::Record;
 use crate::{Error, Result};
 
@@ -221,6 +221,8 @@ pub struct Attend<'a, Buf> {
     pub channels: Option<Channels<'a, Buf>>,
     /// Softmax scale.
     pub scale: f32,
+    /// What a state covers, and a work item.
+    pub grain: Grain,
     /// Every query row of the call, by row index.
     pub rows: &'a [Row],
     /// The work: see [`attention::plan`](crate::attention::plan).
@@ -246,6 +248,7 @@ impl<Buf: DeviceBuffer> Attend<'_, Buf> {
         on_device(self.tables, "the page tables", caps)?;
         let page = u64::from(geometry.page_tokens());
         let (mut table_end, mut item) = (0u64, 0u64);
+        let (tokens, most) = (self.grain.tokens(), u32::MAX / self.grain.tokens() + 1);
         for tile in self.tiles {
             let rows_end = u64::from(tile.row) + u64::from(tile.rows);
             if rows_end > self.rows.len() as u64 {
@@ -261,12 +264,12 @@ impl<Buf: DeviceBuffer> Attend<'_, Buf> {
             item += u64::from(tile.splits);
             let rows = &self.rows[tile.row as usize..rows_end as usize];
             let tile_end = u64::from(tile.split) + u64::from(tile.splits);
-            if tile_end > u64::from(u32::MAX / SPLIT + 1) {
-                let maximum = (u32::MAX / SPLIT + 1).into();
+            if tile_end > u64::from(most) {
+                let maximum = most.into();
                 return Err(Error::TooLarge { what: "a tile's last split", value: tile_end, maximum });
             }
-            if let Some(row) = rows.iter().find(|row| row.start < row.end && row.split != row.start / SPLIT) {
-                let (got, expected) = (row.split.into(), (row.start / SPLIT).into());
+            if let Some(row) = rows.iter().find(|row| row.start < row.end && row.split != row.start / tokens) {
+                let (got, expected) = (row.split.into(), (row.start / tokens).into());
                 return Err(Error::Shape { what: "a row's first split", got, expected });
             }
             let end = rows.iter().map(|row| u64::from(row.end)).max().unwrap_or(0);
@@ -276,14 +279,10 @@ impl<Buf: DeviceBuffer> Attend<'_, Buf> {
             return Err(Error::TooLarge { what: "the number of work items", value: item, maximum: u32::MAX.into() });
         }
         range(self.tables, 0, table_end * 4, "the page tables", caps)?;
-        let states = self.rows.iter().map(|row| u64::from(row.state) + u64::from(splits(row))).max().unwrap_or(0);
+        let end = |row: &Row| u64::from(row.state) + u64::from(self.grain.states(row.start, row.end));
+        let states = self.rows.iter().map(end).max().unwrap_or(0);
         states_fit(self.states, states, geometry.q_heads(), geometry.v_dim(), caps)
     }
-}
-
-/// Number of splits that a row's visible tokens touch.
-pub const fn splits(row: &Row) -> u32 {
-    if row.end > row.start { row.end.div_ceil(SPLIT) - row.start / SPLIT } else { 0 }
 }
 
 fn states_fit<Buf: DeviceBuffer>(states: &Buf, count: u64, heads: u32, v_dim: u32, caps: &Caps) -> Result<()> {
@@ -295,12 +294,14 @@ fn states_fit<Buf: DeviceBuffer>(states: &Buf, count: u64, heads: u32, v_dim: u3
     range(states, 0, words * 4, "the states", caps)
 }
 
-/// Folds states in order and writes outputs: out = o / l and log-sum-exp = (m + log2 l + c) × ln 2; zeros and −∞ where
+/// Folds states in order, those of a section first, and writes outputs: out = o / l and log-sum-exp = (m + log2 l + c) × ln 2; zeros and −∞ where
 /// nothing was visible. All states of a row and head have the same c.
 #[derive(Debug)]
 pub struct Merge<'a, Buf> {
     /// The states, as [`Attend::states`] describes them.
     pub states: &'a Buf,
+    /// What each of them covers. States of sections, or of whatever else is not a split, fold left to right.
+    pub grain: Grain,
     /// One entry an output row.
     pub rows: &'a [MergeRow],
     /// Query heads.
@@ -314,12 +315,21 @@ pub struct Merge<'a, Buf> {
 }
 
 impl<Buf: DeviceBuffer> Merge<'_, Buf> {
+    /// States of a section.
+    pub fn section(&self) -> u32 {
+        SECTION / self.grain.splits()
+    }
+
     /// Checks shapes, ranges and devices.
     pub fn validate(&self, caps: &Caps) -> Result<()> {
         if self.v_dim == 0 || !self.v_dim.is_multiple_of(8) || self.v_dim > 256 {
             return Err(Error::Shape { what: "v_dim (a multiple of 8)", got: self.v_dim.into(), expected: 256 });
         }
         let states = self.rows.iter().map(|row| u64::from(row.state) + u64::from(row.states)).max().unwrap_or(0);
+        if let Some(row) = self.rows.iter().find(|row| row.before >= self.section()) {
+            let (got, expected) = (row.before.into(), (self.section() - 1).into());
+            return Err(Error::Shape { what: "states of a section before a row's first", got, expected });
+        }
         states_fit(self.states, states, self.q_heads, self.v_dim, caps)?;
         let shape = [self.rows.len() as u64, self.q_heads.into(), self.v_dim.into()];
         check_outputs(self.out, self.lse, shape, caps)
@@ -327,7 +337,8 @@ impl<Buf: DeviceBuffer> Merge<'_, Buf> {
 }
 
 /// Folds states in order into one state each, exactly as [`Merge`] would on the way to its output: folding some states
-/// first and the result with the others later gives the same bits as folding all at once.
+/// first and the result with the others later gives the same bits as folding all at once. (Left to right: states of splits
+/// are those of one section, or the answer is not that of [`Merge`].)
 #[derive(Debug)]
 pub struct Fold<'a, Buf> {
     /// The states, as [`Attend::states`] describes them; read and written.

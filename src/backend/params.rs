@@ -138,7 +138,7 @@ shared! {
         q_heads: u32 = 1,
         /// Query heads a KV head.
         group: u32 = 1,
-        /// Tokens a split, log2.
+        /// Tokens of a work item (a split or a section), log2.
         split_shift: u32 = 1,
         /// Softmax scale × log2 e.
         scale_log2: f32 = 1,
@@ -157,7 +157,8 @@ shared! {
         /// Items that the tiles of this call number from (0 unless the call was cut).
         first_item: u32 = 1,
     }
-    /// Query rows of one sequence that are attended together, over a run of splits: one work item a split.
+    /// Query rows of one sequence that are attended together, over a run of splits, or of sections where the call's grain
+    /// ([`Grain`](crate::attention::Grain)) says so: one work item each.
     Tile {
         /// First word of the sequence's page table in the tables buffer.
         table: u32 = 1,
@@ -165,9 +166,9 @@ shared! {
         row: u32 = 1,
         /// Rows.
         rows: u32 = 1,
-        /// First split (token / split length).
+        /// First split or section (token / its length).
         split: u32 = 1,
-        /// Splits.
+        /// Splits or sections.
         splits: u32 = 1,
         /// Number of the tile's first work item.
         item: u32 = 1,
@@ -180,9 +181,9 @@ shared! {
         start: u32 = 1,
         /// One past the last visible token; `start == end` when it sees nothing.
         end: u32 = 1,
-        /// Index of the state of the row's first split.
+        /// Index of the state of the row's first split or section.
         state: u32 = 1,
-        /// The row's first split.
+        /// The row's first split or section.
         split: u32 = 1,
     }
     /// Arguments of `merge`.
@@ -205,8 +206,8 @@ shared! {
         rows: u32 = 1,
         /// 1 when the log-sum-exp is wanted.
         with_lse: u32 = 1,
-        /// Zero.
-        reserved: u32 = 1,
+        /// States of a section: 1, or [`SECTION`](crate::attention::SECTION) where each is a split's.
+        section: u32 = 1,
     }
     /// The states that fold, in order, into one output row.
     MergeRow {
@@ -214,6 +215,8 @@ shared! {
         state: u32 = 1,
         /// Number of states.
         states: u32 = 1,
+        /// States of the first one's section that would come before it.
+        before: u32 = 1,
     }
     /// Arguments of `fold`.
     FoldParams {

@@ -3,6 +3,7 @@
 use super::bench::{Bench, Layout, Output};
 use super::check::Check;
 use super::values::Tensor;
+use crate::attention::Grain;
 use crate::backend::Backend;
 use crate::{Dtype, Geometry, Result};
 
@@ -25,7 +26,9 @@ pub(super) struct Ask {
     pub(super) out_layout: Layout,
     /// States a batch may hold.
     pub(super) max_states: u32,
-    /// Splits a tile may hold, where fewer than all.
+    /// What a state covers.
+    pub(super) grain: Grain,
+    /// Splits or sections a tile may hold, where fewer than all.
     pub(super) tile_splits: Option<u32>,
 }
 
@@ -34,7 +37,17 @@ impl Ask {
     pub(super) fn new(geometry: &Geometry, q: Tensor, rows: Vec<See>) -> Self {
         let scale = 1.0 / (geometry.k_dim() as f32).sqrt();
         let (q_layout, out_layout) = (Layout::Dense, Layout::Dense);
-        Ask { q, q_layout, rows, scale, out: Dtype::F32, out_layout, max_states: 1 << 20, tile_splits: None }
+        Ask {
+            q,
+            q_layout,
+            rows,
+            scale,
+            out: Dtype::F32,
+            out_layout,
+            max_states: 1 << 20,
+            grain: Grain::Split,
+            tile_splits: None,
+        }
     }
 
     /// Random queries for these rows.

@@ -5,6 +5,7 @@ use super::bench::{Bench, Layout};
 use super::check::{Check, Failure};
 use super::values::Rng;
 use crate::Dtype;
+use crate::attention::{Grain, SECTION};
 use crate::backend::Backend;
 use crate::backend::ops::Merge;
 use crate::backend::params::MergeRow;
@@ -50,13 +51,28 @@ impl Fold<'_> {
         out: Dtype,
         layout: Layout,
     ) -> Result<Answer, Failure> {
+        self.run_as(bench, out, layout, Grain::Section)
+    }
+
+    /// The answer where a state covers this; those of splits start wherever in a section.
+    fn run_as<B: Backend>(
+        &self,
+        bench: &mut Bench<'_, B>,
+        out: Dtype,
+        layout: Layout,
+        grain: Grain,
+    ) -> Result<Answer, Failure> {
         let states = bench.words("states", &words(self.states, self.dim))?;
+        let section = SECTION / grain.splits();
+        let rows = self.rows.iter().map(|row| MergeRow { before: (row.state + row.states) % section, ..*row });
+        let rows: Vec<MergeRow> = rows.collect();
         let shape = [self.rows.len(), self.heads, self.dim];
         let (out, lse) =
             (bench.output(out, shape, layout)?, bench.output(Dtype::F32, [shape[0], shape[1], 1], layout)?);
         let merge = Merge {
             states: &states,
-            rows: self.rows,
+            grain,
+            rows: &rows,
             q_heads: self.heads as u32,
             v_dim: self.dim as u32,
             out: &out.view,
@@ -99,6 +115,7 @@ impl Fold<'_> {
         let answer = self.run(bench, out, layout)?;
         let (want, lse) = self.reference();
         answer.compare(check, &want, &lse, self.dim as u32);
+        self.run_as(bench, out, layout, Grain::Split)?.compare(check, &want, &lse, self.dim as u32);
         Ok(answer)
     }
 }

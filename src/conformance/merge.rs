@@ -5,6 +5,7 @@ use super::bench::{Bench, Layout};
 use super::check::{Check, Verdict};
 use super::fold::{EMPTY, Fold, LACKING, State, random_states, words};
 use super::values::{encode, natural};
+use crate::attention::Grain;
 use crate::backend::ops::Merge;
 use crate::backend::params::MergeRow;
 use crate::backend::{Backend, Operation};
@@ -37,7 +38,7 @@ fn random<B: Backend>(backend: &B, out: Dtype, layout: Layout, dim: usize) -> Ve
     let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
     for heads in [1, 3, 8] {
         let states = random_states(40 * heads, 4.0, dim as u64);
-        let rows: Vec<_> = (0..14).map(|at| MergeRow { state: at * 3 % 31, states: at * 7 % 10 }).collect();
+        let rows: Vec<_> = (0..14).map(|at| MergeRow { state: at * 3 % 31, states: at * 7 % 10, before: 0 }).collect();
         Fold { states: &states, rows: &rows, heads, dim }.compare(&mut bench, &mut check, out, layout)?;
     }
     check.done()
@@ -54,7 +55,7 @@ fn empty<B: Backend>(backend: &B, out: Dtype) -> Verdict {
         for blank in [EMPTY, sentinel, infinite] {
             let states = [lone, blank, lone, blank, blank, blank, lone];
             let spans = [(0, 1), (0, 2), (1, 2), (1, 3), (3, 4)];
-            let rows = spans.map(|(state, states)| MergeRow { state, states });
+            let rows = spans.map(|(state, states)| MergeRow { state, states, before: 0 });
             let fold = Fold { states: &states, rows: &rows, heads: 1, dim: 16 };
             let answer = fold.compare(&mut bench, &mut check, out, Layout::Dense)?;
             for row in 1..rows.len() {
@@ -65,7 +66,7 @@ fn empty<B: Backend>(backend: &B, out: Dtype) -> Verdict {
     }
     // A single key: its value comes back to the bit.
     let states = [EMPTY, State { o: 1.25, m: 0.7, l: 1.0 }];
-    let rows = [MergeRow { state: 0, states: 2 }];
+    let rows = [MergeRow { state: 0, states: 2, before: 0 }];
     let answer = Fold { states: &states, rows: &rows, heads: 1, dim: 16 }.run(&mut bench, out, Layout::Dense)?;
     let value: Vec<u32> = (0..16).map(|d| encode(1.25 * (1 + d % 3) as f32, out)).collect();
     check.bits("a lone value", &answer.out, &value);
@@ -75,7 +76,7 @@ fn empty<B: Backend>(backend: &B, out: Dtype) -> Verdict {
 fn nothing<B: Backend>(backend: &B, out: Dtype) -> Verdict {
     let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
     for blank in [EMPTY, State { o: 0.0, m: f32::MIN, l: 0.0 }, State { o: 1.0, m: f32::INFINITY, l: 0.0 }] {
-        let rows = [5, 1, 2, 0].map(|states| MergeRow { state: 0, states });
+        let rows = [5, 1, 2, 0].map(|states| MergeRow { state: 0, states, before: 0 });
         let fold = Fold { states: &[blank; 15], rows: &rows, heads: 3, dim: 24 };
         let answer = fold.compare(&mut bench, &mut check, out, Layout::Padded)?;
         check.bits("zeros", &answer.out, &vec![0; answer.out.len()]);
@@ -91,7 +92,7 @@ fn base<B: Backend>(backend: &B, out: Dtype) -> Verdict {
     let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
     for keys in [3.0, 4095.0] {
         let states = [State { o: 0.0, m: 0.0, l: 1.0 }, State { o: keys, m: 0.0, l: keys }];
-        let rows = [MergeRow { state: 0, states: 2 }];
+        let rows = [MergeRow { state: 0, states: 2, before: 0 }];
         let fold = Fold { states: &states, rows: &rows, heads: 1, dim: 16 };
         let answer = fold.run(&mut bench, out, Layout::Dense)?;
         let want: Vec<f64> = (0..16).map(|d| f64::from(keys) / f64::from(keys + 1.0) * f64::from(1 + d % 3)).collect();
@@ -105,7 +106,7 @@ fn fold<B: Backend>(backend: &B, out: Dtype) -> Verdict {
     let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
     for spread in [0.1, 3.0, 100.0] {
         let states = random_states(2000, spread, 71);
-        let rows = [MergeRow { state: 0, states: 1000 }, MergeRow { state: 1, states: 513 }];
+        let rows = [MergeRow { state: 0, states: 1000, before: 0 }, MergeRow { state: 1, states: 513, before: 0 }];
         Fold { states: &states, rows: &rows, heads: 2, dim: 64 }.compare(&mut bench, &mut check, out, Layout::Dense)?;
     }
     check.done()
@@ -116,7 +117,8 @@ fn far_apart<B: Backend>(backend: &B, out: Dtype) -> Verdict {
     let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
     let m = [-1442.0f32, 1442.0, 0.0, 1441.0, -1e6, 1e6, 1e6, -1e9, 1e9];
     let states = m.map(|m| State { o: 1.0 + m.rem_euclid(7.0), m, l: 2.0 });
-    let rows: Vec<_> = (0..9).flat_map(|state| (1..=9 - state).map(move |states| MergeRow { state, states })).collect();
+    let rows: Vec<_> =
+        (0..9).flat_map(|state| (1..=9 - state).map(move |states| MergeRow { state, states, before: 0 })).collect();
     let fold = Fold { states: &states, rows: &rows, heads: 1, dim: 32 };
     fold.compare(&mut bench, &mut check, out, Layout::Dense)?;
     check.done()
@@ -125,12 +127,20 @@ fn far_apart<B: Backend>(backend: &B, out: Dtype) -> Verdict {
 fn without_lse<B: Backend>(backend: &B, out: Dtype) -> Verdict {
     let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
     let states = random_states(12, 2.0, 72);
-    let rows = [MergeRow { state: 0, states: 4 }, MergeRow { state: 2, states: 0 }];
+    let rows = [MergeRow { state: 0, states: 4, before: 0 }, MergeRow { state: 2, states: 0, before: 0 }];
     let fold = Fold { states: &states, rows: &rows, heads: 3, dim: 48 };
     let with = fold.run(&mut bench, out, Layout::Padded)?;
     let memory = bench.words("states", &words(&states, 48))?;
     let output = bench.output(out, [2, 3, 48], Layout::Padded)?;
-    let merge = Merge { states: &memory, rows: &rows, q_heads: 3, v_dim: 48, out: &output.view, lse: None };
+    let merge = Merge {
+        states: &memory,
+        grain: Grain::Section,
+        rows: &rows,
+        q_heads: 3,
+        v_dim: 48,
+        out: &output.view,
+        lse: None,
+    };
     backend.merge(&mut bench.stream, &merge)?;
     let (bits, tidy) = output.read(&mut bench)?;
     check.bits("output bits", &bits, &with.out);
@@ -142,7 +152,8 @@ fn without_lse<B: Backend>(backend: &B, out: Dtype) -> Verdict {
 fn many<B: Backend>(backend: &B, out: Dtype) -> Verdict {
     let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
     let states = random_states(70_000, 2.0, 73);
-    let rows: Vec<_> = (0..70_000u32).map(|at| MergeRow { state: at, states: (at % 3).min(70_000 - at) }).collect();
+    let rows: Vec<_> =
+        (0..70_000u32).map(|at| MergeRow { state: at, states: (at % 3).min(70_000 - at), before: 0 }).collect();
     Fold { states: &states, rows: &rows, heads: 1, dim: 16 }.compare(&mut bench, &mut check, out, Layout::Dense)?;
     check.done()
 }

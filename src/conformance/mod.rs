@@ -43,6 +43,7 @@ mod report;
 pub(crate) mod saboteur;
 mod scene;
 mod score;
+mod sections;
 mod store;
 mod streams;
 mod swap;
@@ -197,7 +198,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     streams::cases(&mut list);
     host::cases(&mut list);
     type Group<B> = fn(&mut Cases<B>, PageFormat);
-    let groups: [Group<B>; 15] = [
+    let groups: [Group<B>; 16] = [
         append::cases,
         append_edges::cases,
         transfer::cases,
@@ -205,6 +206,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         probes::cases,
         queue::cases,
         identity::cases,
+        sections::cases,
         int8::cases,
         real::cases,
         large::cases,
@@ -217,7 +219,8 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     for group in groups {
         PageFormat::ALL.into_iter().for_each(|format| group(&mut list, format));
     }
-    let of_tensors: [Group<B>; 4] = [merge::cases, prefixes::cases, score::cases, refusals::tensor_cases];
+    let of_tensors: [Group<B>; 5] =
+        [merge::cases, prefixes::cases, sections::merge_cases, score::cases, refusals::tensor_cases];
     for group in of_tensors {
         PageFormat::NATIVE.into_iter().for_each(|format| group(&mut list, format));
     }

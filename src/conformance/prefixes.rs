@@ -6,6 +6,7 @@ use super::bench::{Bench, Layout};
 use super::check::{Check, Failure, Verdict};
 use super::fold::{EMPTY, State, random_states, words};
 use super::values::natural;
+use crate::attention::Grain;
 use crate::backend::ops::{Fold, Merge};
 use crate::backend::params::{FoldRow, MergeRow};
 use crate::backend::{Backend, Operation};
@@ -33,7 +34,7 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
 const UNUSED: u32 = 0x7fc0_dead;
 
 /// States `[state, head]` on the device, whose unused words are NaN.
-struct States<'a, B: Backend> {
+pub(super) struct States<'a, B: Backend> {
     bench: Bench<'a, B>,
     buffer: B::Buffer,
     heads: usize,
@@ -42,7 +43,7 @@ struct States<'a, B: Backend> {
 }
 
 impl<'a, B: Backend> States<'a, B> {
-    fn new(backend: &'a B, states: &[State], heads: usize, dim: usize) -> Result<Self, Failure> {
+    pub(super) fn new(backend: &'a B, states: &[State], heads: usize, dim: usize) -> Result<Self, Failure> {
         let mut bench = Bench::new(backend)?;
         let mut words = words(states, dim);
         words.chunks_exact_mut(dim + 4).for_each(|state| state[dim + 3..].fill(UNUSED));
@@ -50,17 +51,21 @@ impl<'a, B: Backend> States<'a, B> {
         Ok(States { bench, buffer, heads, dim, words })
     }
 
-    fn fold(&mut self, rows: &[FoldRow]) -> Result<(), Failure> {
+    pub(super) fn fold(&mut self, rows: &[FoldRow]) -> Result<(), Failure> {
         let args = Fold { states: &self.buffer, rows, q_heads: self.heads as u32, v_dim: self.dim as u32 };
         Ok(self.bench.backend.fold(&mut self.bench.stream, &args)?)
     }
 
     fn merge(&mut self, rows: &[MergeRow], out: Dtype) -> Result<Answer, Failure> {
+        self.merge_as(Grain::Section, rows, out)
+    }
+
+    pub(super) fn merge_as(&mut self, grain: Grain, rows: &[MergeRow], out: Dtype) -> Result<Answer, Failure> {
         let shape = [rows.len(), self.heads, self.dim];
         let out = self.bench.output(out, shape, Layout::Dense)?;
         let lse = self.bench.output(Dtype::F32, [shape[0], shape[1], 1], Layout::Dense)?;
         let (q_heads, v_dim) = (self.heads as u32, self.dim as u32);
-        let args = Merge { states: &self.buffer, rows, q_heads, v_dim, out: &out.view, lse: Some(&lse.view) };
+        let args = Merge { states: &self.buffer, grain, rows, q_heads, v_dim, out: &out.view, lse: Some(&lse.view) };
         self.bench.backend.merge(&mut self.bench.stream, &args)?;
         Ok(Answer::read(&mut self.bench, &out, &lse)?)
     }
@@ -85,7 +90,7 @@ impl<'a, B: Backend> States<'a, B> {
 }
 
 /// States of all kinds: far apart, empty in some heads, and zeros of either sign.
-fn sources(count: usize, heads: usize, seed: u64) -> Vec<State> {
+pub(super) fn sources(count: usize, heads: usize, seed: u64) -> Vec<State> {
     let mut states = random_states(count * heads, 4.0, seed);
     for (at, state) in states.iter_mut().enumerate() {
         match at % 7 {
@@ -108,13 +113,13 @@ fn every_cut<B: Backend>(backend: &B, out: Dtype, dim: usize) -> Verdict {
     for (heads, count) in [(1, 4), (3, 9)] {
         let all = sources(count, heads, dim as u64);
         let (mut states, mut folds) = (all.clone(), Vec::new());
-        let mut rows = vec![MergeRow { state: 0, states: count as u32 }];
+        let mut rows = vec![MergeRow { state: 0, states: count as u32, before: 0 }];
         for cut in 0..=count {
             let to = (states.len() / heads) as u32;
             states.extend(vec![State { o: f32::NAN, m: f32::NAN, l: f32::NAN }; heads]);
             states.extend(&all[cut * heads..]);
             folds.push(FoldRow { state: 0, states: cut as u32, to, reserved: 0 });
-            rows.push(MergeRow { state: to, states: (count - cut) as u32 + 1 });
+            rows.push(MergeRow { state: to, states: (count - cut) as u32 + 1, before: 0 });
         }
         let mut states = States::new(backend, &states, heads, dim)?;
         states.fold(&folds)?;
@@ -150,7 +155,7 @@ fn alone<B: Backend>(backend: &B, out: Dtype) -> Verdict {
                 check.bits("a lone state", to, from);
             }
         }
-        let answer = states.merge(&[4, 5].map(|state| MergeRow { state, states: 1 }), out)?;
+        let answer = states.merge(&[4, 5].map(|state| MergeRow { state, states: 1, before: 0 }), out)?;
         check.bits("the output of nothing", &answer.out, &vec![0; answer.out.len()]);
         check.bits("the log-sum-exp of nothing", &answer.lse, &[f32::NEG_INFINITY.to_bits(); 2]);
     }

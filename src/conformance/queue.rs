@@ -89,7 +89,15 @@ fn alternating_tables<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
         table.fill(u32::MAX);
         scene.attend(&mut bench, batch, &q, ask.scale, &states)?;
         let (out, lse) = (out.view.clone().from_row(round as u64), lse.view.clone().from_row(round as u64));
-        let merge = Merge { states: &states, rows: &batch.merge, q_heads: 1, v_dim: 16, out: &out, lse: Some(&lse) };
+        let merge = Merge {
+            states: &states,
+            grain: batch.grain,
+            rows: &batch.merge,
+            q_heads: 1,
+            v_dim: 16,
+            out: &out,
+            lse: Some(&lse),
+        };
         backend.merge(&mut bench.stream, &merge)?;
     }
     let answer = Answer::read(&mut bench, &out, &lse)?;

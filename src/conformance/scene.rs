@@ -8,7 +8,7 @@ use super::values::Tensor;
 use crate::attention::reference::{self, Context, Heads};
 use crate::attention::{Batch, Visible, plan, state_words};
 use crate::backend::ops::{Attend, Merge, View};
-use crate::backend::params::{Row, Tile};
+use crate::backend::params::Tile;
 use crate::backend::{Backend, DeviceBuffer};
 use crate::{Dtype, Geometry, Result};
 use std::f64::consts::{LN_2, LOG2_E};
@@ -101,6 +101,7 @@ impl<B: Backend> Scene<B> {
             self.attend(bench, batch, &q.clone().from_row(first), ask.scale, &states)?;
             let merge = Merge {
                 states: &states,
+                grain: batch.grain,
                 rows: &batch.merge,
                 q_heads: geometry.q_heads(),
                 v_dim: geometry.v_dim(),
@@ -116,8 +117,8 @@ impl<B: Backend> Scene<B> {
     pub(super) fn plan(&self, backend: &B, ask: &Ask) -> Vec<Batch> {
         let visible = |see: &See| Visible { table: self.table_at[see.sequence], start: see.start, end: see.end };
         let rows: Vec<_> = ask.rows.iter().map(visible).collect();
-        let tile = (backend.caps().query_tile / self.geometry.group()).max(1);
-        let mut batches = plan(&rows, tile, ask.max_states);
+        let tile = backend.caps().rows_per_tile(&self.geometry);
+        let mut batches = plan(&rows, tile, ask.max_states, ask.grain);
         if let Some(splits) = ask.tile_splits {
             batches.iter_mut().for_each(|batch| batch.tiles = cut(&batch.tiles, splits));
         }
@@ -133,20 +134,20 @@ impl<B: Backend> Scene<B> {
         scale: f32,
         states: &B::Buffer,
     ) -> Result<()> {
-        bench.backend.attend(&mut bench.stream, &self.args(&batch.rows, &batch.tiles, q, scale, states))
+        bench.backend.attend(&mut bench.stream, &self.args(batch, q, scale, states))
     }
 
     /// The arguments of an attend over this scene.
     pub(super) fn args<'a>(
         &'a self,
-        rows: &'a [Row],
-        tiles: &'a [Tile],
+        batch: &'a Batch,
         q: &'a View<B::Buffer>,
         scale: f32,
         states: &'a B::Buffer,
     ) -> Attend<'a, B::Buffer> {
         let (record, arena, channels) = (self.pages.record, self.pages.arena(), self.pages.channels());
-        Attend { record, arena, tables: &self.tables, q, channels, scale, rows, tiles, states }
+        let (grain, rows, tiles) = (batch.grain, &batch.rows, &batch.tiles);
+        Attend { record, arena, tables: &self.tables, q, channels, scale, grain, rows, tiles, states }
     }
 
     /// What the scores of a row's heads over these pages lack, because keys are stored less their mean: query · mean, as

@@ -2,7 +2,7 @@
 
 use super::calibration::channels_of;
 use super::{PagedStore, Sequence};
-use crate::attention::{Batch, Visible, plan};
+use crate::attention::{Batch, Grain, Visible, plan, plan_for};
 use crate::backend::ops::{self, Arena, View};
 use crate::backend::params::{FoldRow, Tile};
 use crate::backend::{Backend, Caps};
@@ -149,14 +149,19 @@ impl<B: Backend> PagedStore<B> {
         rows.collect()
     }
 
-    /// The plan of a call.
+    /// The plan of a call: of sections, where there are enough of them.
     pub(crate) fn batches(&self, visible: &[Visible]) -> Vec<Batch> {
-        plan(visible, self.rows_per_tile(), self.max_states())
+        plan_for(visible, self.geometry(), self.pool.backend.caps(), self.max_states())
+    }
+
+    /// The plan of a call whose states cover what `grain` says.
+    pub(crate) fn batches_of(&self, visible: &[Visible], grain: Grain) -> Vec<Batch> {
+        plan(visible, self.rows_per_tile(), self.max_states(), grain)
     }
 
     /// Rows that a work item takes.
     pub(crate) fn rows_per_tile(&self) -> u32 {
-        (self.pool.backend.caps().query_tile / self.geometry().group()).max(1)
+        self.pool.backend.caps().rows_per_tile(self.geometry())
     }
 
     /// States that the configured bytes hold.
@@ -185,6 +190,7 @@ impl<B: Backend> PagedStore<B> {
             tables: &tables,
             q: &query.q.clone().from_row(batch.first_row as u64),
             scale: scale_of(query, self.record.geometry()),
+            grain: batch.grain,
             rows: &batch.rows,
             tiles,
             states: &states,
@@ -207,6 +213,7 @@ impl<B: Backend> PagedStore<B> {
         let (lse, geometry, pool) = (query.lse.as_ref().map(from), self.record.geometry(), &mut self.pool);
         let merge = ops::Merge {
             states: &states,
+            grain: batch.grain,
             rows: &batch.merge,
             q_heads: geometry.q_heads(),
             v_dim: geometry.v_dim(),

@@ -4,7 +4,7 @@ use super::HighSpeedSwap;
 use super::fetch::Wanted;
 use super::plan::{Need, Piece, Span, TileSize, pages_of, pieces, tiles};
 use crate::Result;
-use crate::attention::{Batch, SPLIT};
+use crate::attention::{Batch, Grain, SPLIT};
 use crate::backend::Backend;
 use crate::store::Query;
 use std::collections::{HashMap, VecDeque};
@@ -41,12 +41,15 @@ impl<B: Backend> HighSpeedSwap<B> {
             self.store.pool.place_table(pages)?;
         }
         let visible = self.store.visible(layer, query);
-        let batches = self.store.batches(&visible);
+        let missing = self.is_anything_missing(layer, query);
+        // Sections may be longer than what fits beside what is pinned.
+        let batches =
+            if missing { self.store.batches_of(&visible, Grain::Split) } else { self.store.batches(&visible) };
         // Rows of one sequence in several batches would stream its pages once for each of them.
         let again = batches.windows(2).any(|pair| {
             pair[1].tiles.first().is_some_and(|tile| pair[0].tiles.last().is_some_and(|last| last.table == tile.table))
         });
-        if again && self.is_anything_missing(layer, query) {
+        if again && missing {
             self.attend_in_order(layer, query, &visible)?;
         } else {
             for batch in batches {
@@ -72,16 +75,17 @@ impl<B: Backend> HighSpeedSwap<B> {
                 ids.insert(span.base, rows.seq.id());
             }
         }
+        let each = batch.grain.splits();
         for tile in &batch.tiles {
             let id = ids[&tile.table];
             let sequence = *cast.by_table.entry(tile.table).or_insert_with(|| {
                 cast.ids.push(id);
                 let pages = self.table(id, layer).len() as u32;
-                cast.needs.push(Need { splits: tile.split..tile.split, pages });
+                cast.needs.push(Need { splits: tile.split * each..tile.split * each, pages });
                 cast.ids.len() - 1
             });
             let splits = &mut cast.needs[sequence].splits;
-            *splits = splits.start.min(tile.split)..splits.end.max(tile.split + tile.splits);
+            *splits = splits.start.min(tile.split * each)..splits.end.max((tile.split + tile.splits) * each);
         }
         cast
     }
@@ -89,27 +93,31 @@ impl<B: Backend> HighSpeedSwap<B> {
     fn attend_batch(&mut self, layer: usize, query: &Query<'_, B::Buffer>, batch: &Batch, cast: &Cast) -> Result<()> {
         let number = |sequence: usize, page: u32| self.table(cast.ids[sequence], layer)[page as usize];
         let missing = |sequence: usize, page: u32| !self.resident().is_resident(number(sequence, page));
-        let (resident, streamed) = pieces(&cast.needs, self.geometry().page_tokens(), self.tile_size(), missing);
+        let (page_size, each) = (self.geometry().page_tokens(), batch.grain.splits());
+        let (resident, streamed) = pieces(&cast.needs, page_size, each, self.tile_size(), missing);
         let streamed = self.by_score(layer, cast, streamed);
         let pieces = std::iter::once(resident).chain(streamed).collect();
-        self.in_turn(layer, cast, pieces, |swap, piece| swap.attend_piece(layer, query, batch, cast, &piece.spans))?;
+        self.in_turn(layer, cast, pieces, each, |swap, piece| {
+            swap.attend_piece(layer, query, batch, cast, &piece.spans)
+        })?;
         self.store.enqueue_merge(query, batch)
     }
 
     /// Lets `attend` enqueue what works on the pages of one piece after the other. Each is asked for ahead of its turn; its
     /// pages are pinned from then until it has been attended. What a later piece needs may go meanwhile and come back, so that
-    /// a split always fits.
+    /// a split always fits. A piece that does not fit comes in parts of `each` splits.
     pub(super) fn in_turn(
         &mut self,
         layer: usize,
         cast: &Cast,
         mut pieces: VecDeque<Piece>,
+        each: u32,
         mut attend: impl FnMut(&mut Self, &Piece) -> Result<()>,
     ) -> Result<()> {
         let mut asked: VecDeque<Vec<Wanted>> = VecDeque::new();
         let mut result = Ok(());
         while result.is_ok() && !pieces.is_empty() {
-            result = self.next_in_turn(layer, cast, &mut pieces, &mut asked, &mut attend);
+            result = self.next_in_turn(layer, cast, &mut pieces, each, &mut asked, &mut attend);
         }
         asked.iter().for_each(|pages| self.let_go(pages));
         result
@@ -120,6 +128,7 @@ impl<B: Backend> HighSpeedSwap<B> {
         layer: usize,
         cast: &Cast,
         pieces: &mut VecDeque<Piece>,
+        each: u32,
         asked: &mut VecDeque<Vec<Wanted>>,
         attend: &mut impl FnMut(&mut Self, &Piece) -> Result<()>,
     ) -> Result<()> {
@@ -136,13 +145,13 @@ impl<B: Backend> HighSpeedSwap<B> {
             if !asked.is_empty() {
                 break;
             }
-            // Nothing else is under way: it comes split by split, or not at all.
-            let splits = pieces[0].splits();
-            if splits.len() == 1 {
+            // Nothing else is under way: it comes part by part, or not at all.
+            let parts = pieces[0].parts(each);
+            if parts.len() == 1 {
                 return Err(self.no_room(lacking));
             }
             pieces.pop_front();
-            splits.into_iter().rev().for_each(|split| pieces.push_front(split));
+            parts.into_iter().rev().for_each(|part| pieces.push_front(part));
         }
         let (Some(piece), Some(pages)) = (pieces.pop_front(), asked.front()) else { return Ok(()) };
         self.land(layer, pages)?;
@@ -248,7 +257,7 @@ impl<B: Backend> HighSpeedSwap<B> {
             .collect();
         let missing =
             |sequence: usize, page: u32| !self.resident().is_resident(self.table(ids[sequence], next)[page as usize]);
-        let (_, streamed) = pieces(&needs, page_size, self.tile_size(), missing);
+        let (_, streamed) = pieces(&needs, page_size, 1, self.tile_size(), missing);
         let cast = Cast { ids, needs, ..Cast::default() };
         let streamed = self.by_score(next, &cast, streamed);
         for piece in streamed.iter().take(self.tiles_ahead() as usize) {
@@ -268,5 +277,5 @@ fn ordered(x: f32) -> i32 {
 }
 
 fn page_range(span: &Span, page_size: u32, pages: u32) -> std::ops::Range<u32> {
-    pages_of(span.splits.start, page_size, pages).start..pages_of(span.splits.end - 1, page_size, pages).end
+    pages_of(&span.splits, page_size, pages)
 }

@@ -9,20 +9,20 @@ use crate::backend::params::Tile;
 use std::f32::consts::{LN_2, LOG2_E};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Work items are (tile, split, KV head); threads take the next one until none is left.
+/// Work items are (tile, split or section, KV head); threads take the next one until none is left.
 pub(super) fn attend(args: &Attend<'_, CpuBuffer>) {
     let kv_heads = args.record.geometry().kv_heads();
     let mut items = Vec::new();
     for tile in args.tiles {
-        for split in tile.split..tile.split + tile.splits {
-            items.extend((0..kv_heads).map(|head| (*tile, split, head)));
+        for part in tile.split..tile.split + tile.splits {
+            items.extend((0..kv_heads).map(|head| (*tile, part, head)));
         }
     }
     let next = AtomicUsize::new(0);
     let work = || {
         let mut scratch = Scratch::default();
-        while let Some(&(tile, split, head)) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
-            scratch.item(args, &tile, split, head);
+        while let Some(&(tile, part, head)) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            scratch.item(args, &tile, part, head);
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(items.len() / 4);
@@ -52,6 +52,7 @@ struct Scratch {
 }
 
 /// What a state says beside its output: see [`Attend::states`].
+#[derive(Clone, Copy)]
 struct Tail {
     m: f32,
     l: f32,
@@ -59,11 +60,19 @@ struct Tail {
 }
 
 impl Scratch {
-    fn item(&mut self, args: &Attend<'_, CpuBuffer>, tile: &Tile, split: u32, kv_head: u32) {
+    fn item(&mut self, args: &Attend<'_, CpuBuffer>, tile: &Tile, part: u32, kv_head: u32) {
+        for split in part * args.grain.splits()..(part + 1) * args.grain.splits() {
+            self.split(args, tile, split, kv_head);
+        }
+    }
+
+    /// Attends a split and adds its states to those of the splits before it that belong to the same states.
+    fn split(&mut self, args: &Attend<'_, CpuBuffer>, tile: &Tile, split: u32, kv_head: u32) {
         let geometry = args.record.geometry();
         let rows = &args.rows[tile.row as usize..(tile.row + tile.rows) as usize];
         let first = split * SPLIT;
         let seen = |start: u32, end: u32| (start.max(first), end.min(first + SPLIT));
+        let states = States { buffer: args.states, q_heads: geometry.q_heads(), v_dim: geometry.v_dim() };
         let live = rows.iter().map(|row| seen(row.start, row.end)).filter(|(start, end)| start < end);
         let Some((start, end)) = live.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))) else { return };
         self.channels = args.channels.map(|channels| HeadChannels::read(&channels, geometry, kv_head));
@@ -73,13 +82,20 @@ impl Scratch {
             if from >= to {
                 continue;
             }
-            let state = u64::from(row.state + split - row.split);
+            let each = args.grain.splits();
+            let state = row.state + split / each - row.split;
+            let earlier = (row.start / SPLIT).max(split / each * each) < split;
             for head in kv_head * geometry.group()..(kv_head + 1) * geometry.group() {
-                let Tail { m, l, c } = self.query(args, (tile.row + at as u32, head), (from - start, to - start));
-                let words = u64::from(state_words(geometry.v_dim()));
-                let base = (state * u64::from(geometry.q_heads()) + u64::from(head)) * words;
-                let tail = [m, l, c, 0.0];
-                self.o.iter().chain(&tail).zip(base..).for_each(|(x, at)| args.states.set(at, x.to_bits()));
+                let tail = self.query(args, (tile.row + at as u32, head), (from - start, to - start));
+                let mine = Total { tail, o: std::mem::take(&mut self.o) };
+                if earlier {
+                    let mut total = states.get(state, head);
+                    total.add(&mine);
+                    states.put(state, head, &total);
+                } else {
+                    states.put(state, head, &mine);
+                }
+                self.o = mine.o;
             }
         }
     }
@@ -152,7 +168,15 @@ pub(super) fn merge(args: &Merge<'_, CpuBuffer>) {
     let sources = States { buffer: args.states, q_heads: args.q_heads, v_dim: args.v_dim };
     for (row, states) in args.rows.iter().enumerate() {
         for head in 0..args.q_heads {
-            let mut total = sources.fold(states.state..states.state + states.states, head);
+            let mut total = Total::nothing(args.v_dim);
+            let (first, end) = (states.state, states.state + states.states);
+            let mut at = first;
+            while at < end {
+                let section = args.section() - (states.before + at - first) % args.section();
+                let next = end.min(at + section);
+                total.add(&sources.fold(at..next, head));
+                at = next;
+            }
             // NaN, from a NaN that the row saw, is not "nothing was visible".
             let lse = if total.tail.l != 0.0 {
                 (total.tail.m + total.tail.l.log2() + total.tail.c) * LN_2
@@ -189,6 +213,30 @@ struct Total {
     o: Vec<f32>,
 }
 
+impl Total {
+    fn nothing(v_dim: u32) -> Self {
+        Total { tail: Tail { m: f32::MIN, l: 0.0, c: 0.0 }, o: vec![0.0; v_dim as usize] }
+    }
+
+    /// The first state that saw something is taken as it is; the later ones are added to it.
+    fn add(&mut self, other: &Total) {
+        let (Tail { m, l, c }, mine) = (other.tail, &mut self.tail);
+        if l == 0.0 {
+            return;
+        }
+        if mine.l == 0.0 {
+            *mine = Tail { m, l, c };
+            self.o.copy_from_slice(&other.o);
+            return;
+        }
+        let top = mine.m.max(m);
+        let (keep, take) = ((mine.m - top).exp2(), (m - top).exp2());
+        mine.l = mine.l * keep + l * take;
+        mine.m = top;
+        self.o.iter_mut().zip(&other.o).for_each(|(o, x)| *o = *o * keep + x * take);
+    }
+}
+
 impl States<'_> {
     /// The first word of a state.
     fn base(&self, state: u32, head: u32) -> u64 {
@@ -196,30 +244,17 @@ impl States<'_> {
         number * u64::from(state_words(self.v_dim))
     }
 
-    /// The first state that saw something is taken as it is; the later ones are added to it.
     fn fold(&self, states: std::ops::Range<u32>, head: u32) -> Total {
-        let dim = u64::from(self.v_dim);
-        let tail = Tail { m: f32::MIN, l: 0.0, c: 0.0 };
-        let mut total = Total { tail, o: vec![0.0; self.v_dim as usize] };
-        for state in states {
-            let base = self.base(state, head);
-            let word = |at: u64| f32::from_bits(self.buffer.get(base + at));
-            let (m, l) = (word(dim), word(dim + 1));
-            if l == 0.0 {
-                continue;
-            }
-            if total.tail.l == 0.0 {
-                total.tail = Tail { m, l, c: word(dim + 2) };
-                total.o.iter_mut().zip(0..).for_each(|(o, at)| *o = word(at));
-                continue;
-            }
-            let top = total.tail.m.max(m);
-            let (keep, take) = ((total.tail.m - top).exp2(), (m - top).exp2());
-            total.tail.l = total.tail.l * keep + l * take;
-            total.o.iter_mut().zip(0..).for_each(|(o, at)| *o = *o * keep + word(at) * take);
-            total.tail.m = top;
-        }
+        let mut total = Total::nothing(self.v_dim);
+        states.for_each(|state| total.add(&self.get(state, head)));
         total
+    }
+
+    fn get(&self, state: u32, head: u32) -> Total {
+        let (base, dim) = (self.base(state, head), u64::from(self.v_dim));
+        let word = |at: u64| f32::from_bits(self.buffer.get(base + at));
+        let tail = Tail { m: word(dim), l: word(dim + 1), c: word(dim + 2) };
+        Total { tail, o: (0..dim).map(word).collect() }
     }
 
     fn put(&self, state: u32, head: u32, total: &Total) {
@@ -228,6 +263,7 @@ impl States<'_> {
         self.buffer.set(base + dim, total.tail.m.to_bits());
         self.buffer.set(base + dim + 1, total.tail.l.to_bits());
         self.buffer.set(base + dim + 2, total.tail.c.to_bits());
+        self.buffer.set(base + dim + 3, 0);
     }
 }
 

@@ -48,6 +48,7 @@ impl CpuBackend {
             max_channels: ("memory", 1 << 40),
             memory_bytes: None,
             query_tile: 32,
+            at_once: 4 * threads,
             overlap: false,
             formats: Operation::formats,
             limits: vec![("threads", threads)],

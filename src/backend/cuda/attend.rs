@@ -3,7 +3,7 @@
 use super::kernels::{ArenaArg, Descriptors, Kernels, arg, channels_address, function, launch_with};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
-use crate::attention::{SPLIT, state_words};
+use crate::attention::state_words;
 use crate::backend::ops::Attend;
 use crate::backend::params::AttendParams;
 use crate::record::Record;
@@ -125,7 +125,7 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
         q_dtype: args.q.dtype.code(),
         q_heads: geometry.q_heads(),
         group: geometry.group(),
-        split_shift: SPLIT.trailing_zeros(),
+        split_shift: args.grain.tokens().trailing_zeros(),
         scale_log2: args.scale * LOG2_E,
         tiles_at: 0,
         tiles,

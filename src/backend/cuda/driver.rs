@@ -7,6 +7,9 @@ use libloading::Library;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
+/// Warps of `attend` on a multiprocessor that read about as fast as any number: see [`Caps::at_once`].
+const WARPS: u64 = 3;
+
 /// The backend's name in errors and in [`Caps`].
 pub(super) const NAME: &str = "cuda";
 
@@ -78,10 +81,11 @@ pub(super) fn caps(
     let major = limit(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = limit(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
     let shared = limit(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+    let processors = limit(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     let limits = vec![
         ("cuDeviceTotalMem", memory),
         ("COMPUTE_CAPABILITY", major * 10 + minor),
-        ("MULTIPROCESSOR_COUNT", limit(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?),
+        ("MULTIPROCESSOR_COUNT", processors),
         ("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN", shared),
         ("L2_CACHE_SIZE", limit(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
     ];
@@ -94,6 +98,7 @@ pub(super) fn caps(
         max_channels: ("cuDeviceTotalMem", memory),
         memory_bytes: Some(memory),
         query_tile,
+        at_once: WARPS * processors,
         overlap: true,
         formats,
         limits,

@@ -209,7 +209,7 @@ impl Kernels {
     /// Launches a kernel whose blocks may come while the kernel ahead of it ends, where the device can do that.
     ///
     /// # Safety
-    /// As for [`launch`]; and the kernel waits (`await_previous` of `kernels/next.cuh`) before it touches memory.
+    /// As for [`launch`]; and the kernel waits (`await_previous` of `kernels/ptx.cuh`) before it touches memory.
     pub(super) unsafe fn launch_early(
         &self,
         function: &CudaFunction,

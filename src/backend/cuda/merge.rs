@@ -32,7 +32,7 @@ pub(super) fn merge(kernels: &Kernels, stream: &mut CudaStream, args: &Merge<'_,
         rows_at: 0,
         rows,
         with_lse: args.lse.is_some().into(),
-        reserved: 0,
+        section: args.section(),
     };
     let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.rows)])?;
     let states = args.states.aligned("the address of the states")?;

@@ -62,6 +62,7 @@ fn attend<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Attend<'_, D
         q: &B::view(args.q)?,
         channels: channels::<B>(args.channels)?,
         scale: args.scale,
+        grain: args.grain,
         rows: args.rows,
         tiles: args.tiles,
         states: B::take_buffer(args.states)?,
@@ -73,6 +74,7 @@ fn merge<B: Chosen>(backend: &B, stream: &mut DeviceStream, args: &Merge<'_, Dev
     let lse = args.lse.map(B::view).transpose()?;
     let args = Merge {
         states: B::take_buffer(args.states)?,
+        grain: args.grain,
         rows: args.rows,
         q_heads: args.q_heads,
         v_dim: args.v_dim,

@@ -13,6 +13,9 @@ use ::wgpu::{
 };
 use std::sync::Arc;
 
+/// [`Caps::at_once`], for want of the number of processors.
+const AT_ONCE: u64 = 512;
+
 /// Query vectors of a work item of `attend`: the lanes of a `vec4`.
 pub(super) const QUERY_TILE: u32 = 4;
 /// Bytes of workgroup memory of the largest kernel; `tests/shaders.rs` checks that none uses more.
@@ -212,6 +215,7 @@ fn caps(limits: &Limits, adapter: String) -> Caps {
         max_channels: ("max_uniform_buffer_binding_size", limits.max_uniform_buffer_binding_size),
         memory_bytes: None,
         query_tile: QUERY_TILE,
+        at_once: AT_ONCE,
         overlap: false,
         formats: Operation::formats,
         limits: shown,

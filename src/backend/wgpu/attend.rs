@@ -47,7 +47,7 @@ pub(super) fn attend(stream: &mut WgpuStream, args: &Attend<'_, WgpuBuffer>) -> 
         q_dtype: args.q.dtype.code(),
         q_heads: geometry.q_heads(),
         group: geometry.group(),
-        split_shift: SPLIT.ilog2(),
+        split_shift: args.grain.tokens().ilog2(),
         scale_log2: args.scale * LOG2_E,
         tiles_at,
         tiles: args.tiles.len() as u32,

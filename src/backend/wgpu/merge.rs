@@ -46,7 +46,7 @@ pub(super) fn merge(stream: &mut WgpuStream, args: &Merge<'_, WgpuBuffer>) -> Re
         rows_at,
         rows: args.rows.len() as u32,
         with_lse: args.lse.is_some().into(),
-        reserved: 0,
+        section: args.section(),
     })
 }
 

@@ -7,7 +7,7 @@ use super::super::pages::Placement;
 use super::super::scene::{Scene, random_kv};
 use super::super::values::poison;
 use super::{beyond, misaligned, outside, shape};
-use crate::attention::state_words;
+use crate::attention::{Grain, SECTION, state_words};
 use crate::backend::Backend;
 use crate::backend::ops::{Arena, Attend, Merge};
 use crate::backend::params::{MergeRow, Row, Tile};
@@ -24,7 +24,7 @@ pub(super) fn attend<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
     let words = 3 * 2 * state_words(32) as usize;
     let states = bench.filled("states", words, 7)?;
     let (rows, tiles, scale) = (&batch.rows[..], &batch.tiles[..], ask.scale);
-    let good = || scene.args(rows, tiles, &q, scale, &states);
+    let good = || scene.args(batch, &q, scale, &states);
     let invalid = |e: &Error| matches!(e, Error::Scale { .. });
     for scale in [0.0, -1.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0] {
         let args = Attend { scale, ..good() };
@@ -77,20 +77,33 @@ pub(super) fn merge<B: Backend>(backend: &B, out: Dtype) -> Verdict {
     let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
     let words = 4 * 2 * state_words(16) as usize;
     let states = bench.filled("states", words, 0)?;
-    let rows = [MergeRow { state: 0, states: 2 }, MergeRow { state: 2, states: 2 }];
+    let rows = [MergeRow { state: 0, states: 2, before: 0 }, MergeRow { state: 2, states: 2, before: 0 }];
     let (output, lse) =
         (bench.output(out, [2, 2, 16], Layout::Dense)?, bench.output(Dtype::F32, [2, 2, 1], Layout::Dense)?);
     let view = &output.view;
-    let good = Merge { states: &states, rows: &rows, q_heads: 2, v_dim: 16, out: view, lse: Some(&lse.view) };
+    let good = Merge {
+        states: &states,
+        grain: Grain::Section,
+        rows: &rows,
+        q_heads: 2,
+        v_dim: 16,
+        out: view,
+        lse: Some(&lse.view),
+    };
     let copy = || Merge { ..good };
     for v_dim in [0, 4, 12, 20, 264, 1 << 20] {
         let args = Merge { v_dim, ..copy() };
         check.refused(&format!("v_dim {v_dim}"), backend.merge(&mut bench.stream, &args), shape);
     }
     for bad in [(3, 2), (4, 1), (0, 5), (u32::MAX, 1), (0, u32::MAX), (1 << 31, 1)] {
-        let rows = [rows[0], MergeRow { state: bad.0, states: bad.1 }];
+        let rows = [rows[0], MergeRow { state: bad.0, states: bad.1, before: 0 }];
         let args = Merge { rows: &rows, ..copy() };
         check.refused(&format!("states {bad:?}"), backend.merge(&mut bench.stream, &args), beyond);
+    }
+    for (grain, before) in [(Grain::Section, 1), (Grain::Split, SECTION), (Grain::Split, u32::MAX)] {
+        let rows = [rows[0], MergeRow { before, ..rows[1] }];
+        let args = Merge { grain, rows: &rows, ..copy() };
+        check.refused(&format!("{before} states before"), backend.merge(&mut bench.stream, &args), shape);
     }
     let [row, head, _] = view.strides;
     for (view, kind) in [

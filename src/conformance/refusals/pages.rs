@@ -6,7 +6,7 @@ use super::super::pages::{Pages, Piece, Placement, Tokens};
 use super::super::scene::random_kv;
 use super::super::values::page_poison;
 use super::{beyond, geometry, misaligned, outside, shape};
-use crate::attention::state_words;
+use crate::attention::{Grain, state_words};
 use crate::backend::ops::{Append, Arena, Attend, Place, Transfer};
 use crate::backend::params::{AppendRun, Move, Row, Tile};
 use crate::backend::{Backend, DeviceBuffer};
@@ -96,7 +96,18 @@ pub(super) fn dims<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
             let q = &tokens.k_view;
             let (arena, rows, tiles) = (pages.arena(), &[row][..], &[tile][..]);
             let (channels, scale) = (pages.channels(), 1.0);
-            let args = Attend { record, arena, tables: &tables, q, channels, scale, rows, tiles, states: &states };
+            let args = Attend {
+                record,
+                arena,
+                tables: &tables,
+                q,
+                channels,
+                scale,
+                grain: Grain::Split,
+                rows,
+                tiles,
+                states: &states,
+            };
             check.refused(&format!("attending {dim}"), backend.attend(&mut bench.stream, &args), geometry);
             let place = || Place::Frames(pages.arena());
             let args = Transfer { record, from: place(), to: place(), moves: &[Move { from: 0, to: 1 }] };

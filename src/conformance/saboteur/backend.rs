@@ -1,8 +1,8 @@
 //! What does a faulty backend do? Everything as another does, but for one deliberate fault.
 
 use super::faults::Fault::{self, *};
-use crate::attention::{SPLIT, state_words};
-use crate::backend::ops::{Append, Arena, Attend, Channels, Fold, Matrices, Merge, Project, Score, Transfer, splits};
+use crate::attention::state_words;
+use crate::backend::ops::{Append, Arena, Attend, Channels, Fold, Matrices, Merge, Project, Score, Transfer};
 use crate::backend::params::{Move, Row, ScoreEntry};
 use crate::backend::{Backend, Caps, DeviceBuffer, HostMemory, HostUse, Swap};
 use crate::{Dtype, Error, PageFormat, Result, View};
@@ -297,11 +297,12 @@ impl<B: Backend> Backend for Saboteur<B> {
     }
 
     fn attend(&self, stream: &mut B::Stream, args: &Attend<'_, B::Buffer>) -> Result<()> {
+        let tokens = args.grain.tokens();
         let change = |row: &Row| match self.fault {
             DropsTheLastToken if row.end > row.start + 1 => Row { end: row.end - 1, ..*row },
             ReadsPastTheEnd if row.end > row.start => Row { end: row.end + 1, ..*row },
-            IgnoresTheWindow if row.end > row.start => Row { start: row.start / SPLIT * SPLIT, ..*row },
-            SplitsWrongly if row.end > row.start + SPLIT => Row { start: row.start + 1, ..*row },
+            IgnoresTheWindow if row.end > row.start => Row { start: row.start / tokens * tokens, ..*row },
+            SplitsWrongly if row.end > row.start + tokens => Row { start: row.start + 1, ..*row },
             _ => *row,
         };
         let rows: Vec<Row> = args.rows.iter().map(change).collect();
@@ -332,7 +333,7 @@ impl<B: Backend> Backend for Saboteur<B> {
             ..*args
         };
         self.honest.attend(stream, &args)?;
-        let states = rows.iter().flat_map(|row| row.state..row.state + splits(row));
+        let states = rows.iter().flat_map(|row| row.state..row.state + args.grain.states(row.start, row.end));
         let (geometry, lost) = (args.record.geometry(), states.filter(|_| self.is(LosesWhatScoresLack)));
         let (heads, dim) = (geometry.q_heads(), geometry.v_dim());
         self.change(stream, args.states, (heads, dim), lost, |words| words[dim as usize + 2] = 0)

@@ -38,13 +38,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         let stride = state_words(args.dim) as usize;
         values.chunks_exact_mut(stride).for_each(|state| state[args.dim as usize + 1] += 1.0);
         let states = upload(&device, &mut timer.stream, bytemuck::cast_slice(&values))?;
-        let merged: Vec<MergeRow> = (0..args.rows).map(|row| MergeRow { state: row * each, states: each }).collect();
+        let merged: Vec<MergeRow> =
+            (0..args.rows).map(|row| MergeRow { state: row * each, states: each, before: 0 }).collect();
         let outputs = u64::from(args.rows * args.heads * args.dim) * 2;
         let out = View::dense(device.alloc("bench output", outputs)?, Dtype::Bf16, args.heads, args.dim);
         let bytes = words * 4 + outputs;
         for flush in Flush::BOTH {
             let (q_heads, v_dim) = (args.heads, args.dim);
-            let merge = Merge { states: &states, rows: &merged, q_heads, v_dim, out: &out, lse: None };
+            let merge = Merge {
+                states: &states,
+                grain: kvtide::attention::Grain::Section,
+                rows: &merged,
+                q_heads,
+                v_dim,
+                out: &out,
+                lse: None,
+            };
             let us = timer.median_us(flush, |stream| device.merge(stream, &merge))?;
             let read = timer.read_us(flush, &states, words * 4)?;
             let shape = format!("{} rows of {each} states, {q_heads} heads of {v_dim}", args.rows);

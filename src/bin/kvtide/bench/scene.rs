@@ -2,7 +2,7 @@
 
 use super::{noise, tensor};
 use anyhow::Context;
-use kvtide::attention::{Batch, Visible, plan, state_words};
+use kvtide::attention::{Batch, Visible, plan_for, state_words};
 use kvtide::backend::ops::{Append, Arena, Attend, Channels, Merge};
 use kvtide::backend::params::AppendRun;
 use kvtide::backend::{DeviceMemory, DeviceStream};
@@ -157,10 +157,9 @@ impl Scene {
             .flat_map(|seq| (1..=rows).map(move |row| (seq, row)))
             .map(|(seq, row)| Visible { table: seq * pages, start: 0, end: self.tokens - rows + row })
             .collect();
-        let tile = (device.caps().query_tile / geometry.group()).max(1);
         let state_bytes = u64::from(geometry.q_heads()) * u64::from(state_words(geometry.v_dim())) * 4;
         let most = (device.caps().max_slab_bytes.min(1 << 30) / state_bytes) as u32;
-        let batches = plan(&visible, tile, most);
+        let batches = plan_for(&visible, geometry, device.caps(), most);
         let states = batches.iter().map(|batch| u64::from(batch.states)).max().unwrap_or(0) * state_bytes;
         let count = visible.len() as u64;
         let q = tensor(device, count, geometry.q_heads(), geometry.k_dim(), 3)?;
@@ -183,6 +182,7 @@ impl Scene {
                 q: &ask.q.clone().from_row(first),
                 channels: self.channels(),
                 scale: 1.0 / (geometry.k_dim() as f32).sqrt(),
+                grain: batch.grain,
                 rows: &batch.rows,
                 tiles: &batch.tiles,
                 states: &ask.states,
@@ -190,6 +190,7 @@ impl Scene {
             device.attend(stream, &attend)?;
             let merge = Merge {
                 states: &ask.states,
+                grain: batch.grain,
                 rows: &batch.merge,
                 q_heads: geometry.q_heads(),
                 v_dim: geometry.v_dim(),

@@ -1,0 +1,94 @@
+// What does kernels/ptx.cuh do on a CPU? The same functions, by what the PTX manual says of the instructions.
+//
+// A copy to a block's memory happens when it is waited for, and its target holds garbage until then.
+#pragma once
+#define KV_PTX
+#include "language.h"
+#include "params.cuh"
+
+inline u32 __cvta_generic_to_shared(const void* at) {
+    return u32(static_cast<const unsigned char*>(at) - &emulator::window);
+}
+inline unsigned char* emulated_shared(u32 at) { return &emulator::window + int32_t(at); }
+
+inline void copy_async(u32 to, u64 from, u32 bytes) {
+    memset(emulated_shared(to), 0xff, 16);
+    emulator::self->batches.back().push_back({emulated_shared(to), reinterpret_cast<const void*>(from), bytes});
+}
+
+inline void end_batch() { emulator::self->batches.emplace_back(); }
+
+template <int LATER>
+void wait_batches() {
+    auto& batches = emulator::self->batches;
+    while (batches.size() > LATER + 1) {
+        for (const emulator::Copy& copy : batches.front()) {
+            memset(copy.to, 0, 16);
+            memcpy(copy.to, copy.from, copy.bytes);
+        }
+        batches.erase(batches.begin());
+    }
+}
+
+// Row `row` of matrix `matrix`, as the lanes named it.
+inline const uint16_t* emulated_row(const void* all, u32 matrix, u32 row) {
+    return reinterpret_cast<const uint16_t*>(emulated_shared(emulator::at<u32>(all, 8 * matrix + row)));
+}
+
+inline void load_matrices(u32 (&a)[4], u32 at) {
+    const void* all = emulator::exchange(&at, sizeof at);
+    const u32 row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+    for (u32 i = 0; i < 4; ++i) memcpy(&a[i], emulated_row(all, i, row) + 2 * pair, 4);
+}
+
+inline void load_transposed(u32 (&a)[4], u32 at) {
+    const void* all = emulator::exchange(&at, sizeof at);
+    const u32 column = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+    for (u32 i = 0; i < 4; ++i)
+        a[i] = emulated_row(all, i, 2 * pair)[column] | u32(emulated_row(all, i, 2 * pair + 1)[column]) << 16;
+}
+
+inline u32 transpose(u32 x) {
+    const void* all = emulator::exchange(&x, sizeof x);
+    const u32 column = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+    const auto element = [&](u32 row) {
+        return emulator::at<u32>(all, 4 * row + column / 2) >> (16 * (column % 2)) & 0xffff;
+    };
+    return element(2 * pair) | element(2 * pair + 1) << 16;
+}
+
+// c += a · b over 16 elements; the sum is exact but for one rounding, which the hardware's is not.
+template <class T, T (*FROM)(u32)>
+void emulated_multiply(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    const u32 mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+    struct Words {
+        u32 words[6];
+    };
+    const void* all = emulator::exchange(mine, sizeof mine);
+    const u32 row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+    for (u32 i = 0; i < 4; ++i) {
+        const u32 column = 2 * pair + i % 2;
+        double sum = c[i];
+        for (u32 k = 0; k < 16; ++k) {
+            const u32 left = emulator::at<Words>(all, 4 * row + k % 8 / 2).words[i / 2 + k / 8 * 2] >> (16 * (k % 2));
+            const u32 right = emulator::at<Words>(all, 4 * column + k % 8 / 2).words[4 + k / 8] >> (16 * (k % 2));
+            sum += double(FROM(left & 0xffff)) * double(FROM(right & 0xffff));
+        }
+        c[i] = float(sum);
+    }
+}
+
+inline float emulated_f16(u32 bits) { return __half2float(__ushort_as_half(static_cast<unsigned short>(bits))); }
+inline float emulated_bf16(u32 bits) { return __uint_as_float(bits << 16); }
+inline void multiply_f16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    emulated_multiply<float, emulated_f16>(c, a, b);
+}
+inline void multiply_bf16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    emulated_multiply<float, emulated_bf16>(c, a, b);
+}
+
+inline void release_next() {}
+inline void await_previous() {}
+inline u64 soon_policy() { return 0; }
+inline void store_for_next(float* to, float x, u64) { *to = x; }
+inline void store_for_next(float4* to, float4 x, u64) { *to = x; }
