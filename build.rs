@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const KERNELS: [&str; 8] = ["append", "transfer", "attend", "attend_mma", "merge", "project", "score", "sum"];
-const HEADERS: [&str; 16] = [
+const HEADERS: [&str; 17] = [
     "params",
     "append",
     "project",
@@ -28,6 +28,7 @@ const HEADERS: [&str; 16] = [
     "columns",
     "ring",
     "states",
+    "fold",
     "mma",
     "ptx",
 ];

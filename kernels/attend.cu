@@ -1,9 +1,11 @@
-// attend: what does each query row see in one split of its pages? A state for each row and query head.
+// attend: what does each query row see in a split or section of its pages? A state for each row and query head.
 //
-// One block takes a work item (a tile's rows and one split), one KV head and up to Q query vectors (row × head):
+// One block takes a work item (a tile's rows, and a split or the splits of a section, one after the other), one KV head and
+// up to Q query vectors (row × head):
 //   1. scores: eight threads share a key row and fold their parts of the dot product;
 //   2. softmax: a warp finds a vector's maximum, its weights and their sum;
-//   3. values: sixteen groups of eight threads each take every sixteenth run of four tokens; the groups are then folded.
+//   3. values: sixteen groups of eight threads each take every sixteenth run of four tokens; the groups are then folded;
+//      the splits of a section fold left to right where their state is, as merge.cu folds those of splits.
 // What is added in which order depends on a token's place in its split alone, and every step that rounds is spelled out,
 // so neither the other vectors of the block nor Q change a bit of a state (contract C1). K and V are read once a block.
 //
@@ -11,6 +13,7 @@
 // query absorbs the channels of the keys.
 #include <cfloat>
 #include "chunk.cuh"
+#include "fold.cuh"
 #include "ptx.cuh"
 #include "record.cuh"
 #include "scales.cuh"
@@ -30,6 +33,14 @@ constexpr u32 ALL = 0xffffffff;
 
 static_assert(THREADS == SCALE_THREADS, "every thread loads scales");
 
+// How a split joins what a vector has seen of the section before it, whose maximum and sum are kept.
+enum class Join { TAKE, PASS, ADD };
+struct Fold {
+    bool begun;
+    Join join;
+    float m, l, mine, theirs;
+};
+
 template <u32 FORMAT, int Q>
 struct alignas(16) Shared : Scales<FORMAT, Q> {
     // Elements 0 to 3 and 4 to 7 of every chunk apart, so that eight threads read without bank conflicts.
@@ -39,6 +50,7 @@ struct alignas(16) Shared : Scales<FORMAT, Q> {
     float partial[WARPS][Q][LANES * CHUNK];
     u64 frames[MAX_PAGES];
     Vector vectors[Q];
+    Fold folds[Q];
 };
 
 // Adds `N` values of every thread to those of the thread `MASK` lanes away, then `MASK / 2` … `LAST`. With each step a
@@ -204,9 +216,23 @@ __device__ __forceinline__ void find_weights(const AttendParams& p, Shared<FORMA
         }
         fold<1, 16, 1>(&l, lane);
         if (lane == 0 && vector.from < vector.to) {
+            Fold& fold = shared.folds[j];
+            // What sums up to nothing is passed over; the first that does not comes as it is.
+            fold.join = !fold.begun ? Join::TAKE : l == 0 ? Join::PASS : fold.l == 0 ? Join::TAKE : Join::ADD;
+            fold.begun = true;
+            if (fold.join == Join::TAKE) {
+                fold.m = m;
+                fold.l = l;
+            } else if (fold.join == Join::ADD) {
+                const Factors factors(fold.m, m);
+                fold.m = factors.m;
+                fold.l = factors(fold.l, l);
+                fold.mine = factors.mine;
+                fold.theirs = factors.theirs;
+            }
             float c = 0;
             if constexpr (FORMAT == INT8) c = shared.c[j];
-            *reinterpret_cast<float4*>(states + vector.state + p.record.v_dim) = make_float4(m, l, c, 0);
+            *reinterpret_cast<float4*>(states + vector.state + p.record.v_dim) = make_float4(fold.m, fold.l, c, 0);
         }
     }
 }
@@ -278,37 +304,27 @@ __device__ __forceinline__ void find_values(const AttendParams& p, Shared<FORMAT
                 float sum = shared.partial[0][j][at];
 #pragma unroll
                 for (int warp = 1; warp < WARPS; ++warp) sum = __fadd_rn(sum, shared.partial[warp][j][at]);
-                states[vector.state + column + at] = sum;
+                float& to = states[vector.state + column + at];
+                const Fold& fold = shared.folds[j];
+                if (fold.join == Join::TAKE) to = sum;
+                if (fold.join == Join::ADD) to = __fmaf_rn(to, fold.mine, __fmul_rn(sum, fold.theirs));
             }
         }
         __syncthreads();
     }
 }
 
-// Block `work` of the call: vectors, KV head and item, the fastest first, so that blocks that read the same pages run
-// together.
+// The split that starts at token `start`, of the sequence whose page table is `table`.
 template <u32 FORMAT, int Q>
-__device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena, Shared<FORMAT, Q>& shared,
-                                       const u32* descriptors, const u32* tables, u64 q, const float* channels,
-                                       float* states, u32 vector_tiles, u64 work) {
-    const u32 vector_tile = u32(work % vector_tiles);
-    const u32 kv_head = u32(work / vector_tiles % p.record.kv_heads);
-    const u32 item = p.first_item + u32(work / vector_tiles / p.record.kv_heads);
-    const Tile tile = tile_of(reinterpret_cast<const Tile*>(descriptors + p.tiles_at), p.tiles, item);
-    const u32 split = tile.split + (item - tile.item);
-    if (threadIdx.x < Q) {
-        const Row* rows = reinterpret_cast<const Row*>(descriptors + p.rows_at);
-        const u64 index = u64(vector_tile) * Q + threadIdx.x;
-        shared.vectors[threadIdx.x] = vector_of(p, rows, tile, kv_head, split, index);
-    }
-    __syncthreads();
+__device__ __forceinline__ void attend_split(const AttendParams& p, const Arena& arena, Shared<FORMAT, Q>& shared,
+                                             const u32* table, u64 q, const float* channels, float* states,
+                                             u32 kv_head, u32 start) {
     const Span span = span_of(shared.vectors);
     if (span.from >= span.to) return;
     if (threadIdx.x < SPLIT >> p.record.page_shift) {
         const int page = threadIdx.x, first = page << p.record.page_shift;
         const bool seen = first < span.to && first + (1 << p.record.page_shift) > span.from;
-        const u64 entry = u64(tile.table) + (u64(split) * SPLIT >> p.record.page_shift) + page;
-        shared.frames[page] = seen ? frame_at(arena, p.record, __ldg(tables + entry)) : 0;
+        shared.frames[page] = seen ? frame_at(arena, p.record, __ldg(table + (start >> p.record.page_shift) + page)) : 0;
     }
     load_queries<FORMAT, Q>(p, shared, q, channels + 3ull * kv_head * p.record.k_dim);
     __syncthreads();
@@ -324,6 +340,32 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
     find_weights<FORMAT, Q>(p, shared, states);
     __syncthreads();
     find_values<FORMAT, Q>(p, shared, span, kv_head, states);
+}
+
+// Block `work` of the call: vectors, KV head and item, the fastest first, so that blocks that read the same pages run
+// together.
+template <u32 FORMAT, int Q>
+__device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena, Shared<FORMAT, Q>& shared,
+                                       const u32* descriptors, const u32* tables, u64 q, const float* channels,
+                                       float* states, u32 vector_tiles, u64 work) {
+    const u32 vector_tile = u32(work % vector_tiles);
+    const u32 kv_head = u32(work / vector_tiles % p.record.kv_heads);
+    const u32 item = p.first_item + u32(work / vector_tiles / p.record.kv_heads);
+    const Tile tile = tile_of(reinterpret_cast<const Tile*>(descriptors + p.tiles_at), p.tiles, item);
+    const u32 part = tile.split + (item - tile.item);
+    if (threadIdx.x < Q) shared.folds[threadIdx.x].begun = false;
+    const u32 splits = (1u << p.split_shift) / SPLIT;
+    for (u32 split = part * splits; split < part * splits + splits; ++split) {
+        const u32 first = split * SPLIT;
+        if (threadIdx.x < Q) {
+            const Row* rows = reinterpret_cast<const Row*>(descriptors + p.rows_at);
+            const u64 index = u64(vector_tile) * Q + threadIdx.x;
+            shared.vectors[threadIdx.x] = vector_of(p, rows, tile, kv_head, part, first, SPLIT, index);
+        }
+        __syncthreads();
+        attend_split<FORMAT, Q>(p, arena, shared, tables + tile.table, q, channels, states, kv_head, first);
+        __syncthreads();
+    }
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
 // attend on tensor cores: the operation of attend.cu, for pages and queries of the same 16-bit type.
 //
-// A warp takes a split, a KV head and up to eight query vectors, the columns of its products. It streams keys and values
-// through a ring of its own (ring.cuh) and gives the split's state where attend.cu does. Tokens are the rows: a group of 64
-// has scores S = K Q, a maximum, weights P and values Vᵀ P; groups fold left to right into the split's state. In small
-// calls a split's four groups have a warp each, and the block folds them, with the same bits.
+// A warp takes a split or a section, a KV head and up to eight query vectors, the columns of its products. It streams keys
+// and values through a ring of its own (ring.cuh) and gives the state where attend.cu does. Tokens are the rows: a group of
+// 64 has scores S = K Q, a maximum, weights P and values Vᵀ P; groups fold left to right into the split's state, and so do
+// the splits of a section. In small calls a split's four groups have a warp each, and the block folds them, with the same
+// bits.
 //
 // Sums are f32, and a weight goes into its product as the sum of two elements, so nothing is rounded to 16 bits. What a
 // column holds depends on the tokens that its vector sees of a split alone: not on the other columns, or on what lies in
@@ -14,8 +15,8 @@
 namespace {
 
 // Scores of the group's pieces: of tokens lane / 4 and eight later, two columns each.
-template <u32 FORMAT, int DIM, int WARPS, int AT = 0>
-__device__ __forceinline__ void find_scores(Ring<DIM, WARPS>& ring, const u32 (&q)[DIM / 16][2],
+template <u32 FORMAT, int DIM, int WARPS, int SPLITS, int AT = 0>
+__device__ __forceinline__ void find_scores(Ring<DIM, WARPS, SPLITS>& ring, const u32 (&q)[DIM / 16][2],
                                             float (&scores)[PIECES][4]) {
     if constexpr (AT < PIECES) {
         const u32 lane = threadIdx.x % 32;
@@ -29,7 +30,7 @@ __device__ __forceinline__ void find_scores(Ring<DIM, WARPS>& ring, const u32 (&
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) scores[AT][i] = __fadd_rn(even[i], odd[i]);
-        find_scores<FORMAT, DIM, WARPS, AT + 1>(ring, q, scores);
+        find_scores<FORMAT, DIM, WARPS, SPLITS, AT + 1>(ring, q, scores);
     }
 }
 
@@ -121,8 +122,8 @@ __device__ __forceinline__ void add_masked(const Columns& columns, int token, u3
     }
 }
 
-template <u32 FORMAT, int DIM, int WARPS, int AT = 0>
-__device__ __forceinline__ void find_values(Ring<DIM, WARPS>& ring, const Columns& columns, int group,
+template <u32 FORMAT, int DIM, int WARPS, int SPLITS, int AT = 0>
+__device__ __forceinline__ void find_values(Ring<DIM, WARPS, SPLITS>& ring, const Columns& columns, int group,
                                             const float (&scores)[PIECES][4], State<DIM>& state) {
     if constexpr (AT < PIECES) {
         const u32 lane = threadIdx.x % 32;
@@ -141,13 +142,13 @@ __device__ __forceinline__ void find_values(Ring<DIM, WARPS>& ring, const Column
         } else {
             add_masked<FORMAT, DIM>(columns, token, at, weights, state);
         }
-        find_values<FORMAT, DIM, WARPS, AT + 1>(ring, columns, group, scores, state);
+        find_values<FORMAT, DIM, WARPS, SPLITS, AT + 1>(ring, columns, group, scores, state);
     }
 }
 
 // Block `work` of the call: vectors, KV head and item, the fastest first, so that blocks that read the same pages run
 // together.
-template <u32 FORMAT, int DIM, int WARPS>
+template <u32 FORMAT, int DIM, int WARPS, int SPLITS>
 __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena, const u32* descriptors,
                                        const u32* tables, u64 q, float* states, u32 vector_tiles, u64 work,
                                        unsigned char* rings) {
@@ -155,42 +156,54 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
     const u32 kv_head = u32(work / vector_tiles % p.record.kv_heads);
     const u32 item = p.first_item + u32(work / vector_tiles / p.record.kv_heads);
     const Tile tile = tile_of(reinterpret_cast<const Tile*>(descriptors + p.tiles_at), p.tiles, item);
-    const u32 split = tile.split + (item - tile.item);
+    const u32 part = tile.split + (item - tile.item);
     bool live;
     u64 q_at;
-    const Columns columns = columns_of(p, reinterpret_cast<const Row*>(descriptors + p.rows_at), tile, kv_head, split,
-                                       u64(vector_tile) * COLUMNS, live, q_at);
+    const Row* rows = reinterpret_cast<const Row*>(descriptors + p.rows_at);
+    const Columns columns =
+        columns_of<SPLITS>(p, rows, tile, kv_head, part, u64(vector_tile) * COLUMNS, live, q_at);
     const Span& span = columns.span;
     if (span.from >= span.to) return;
+    const u32* table = tables + tile.table + (u64(part) * SPLITS * SPLIT >> p.record.page_shift);
+    const Pages pages = {table, p.record.page_shift, span.from, span.to};
+    const int first = span.from / SPLIT;
     // On their way together.
-    const u32 entry =
-        page_of(tables + tile.table + (u64(split) * SPLIT >> p.record.page_shift), p.record.page_shift, span);
+    const u32 entry = pages.entry(first);
     u32 query[DIM / 16][2];
     load_column<DIM>(query, p, q, q_at, live);
-    Ring<DIM, WARPS> ring({p.record, arena, entry, kv_head, span},
-                          u32(__cvta_generic_to_shared(rings)) + first_group<WARPS>() * RING_BYTES);
-    State<DIM> sum;
-    for (int group = first_group<WARPS>(); group < GROUPS; group += WARPS) {
-        if (!sees_group(span.from, span.to, group)) continue;
-        State<DIM> part;
-        float scores[PIECES][4];
-        find_scores<FORMAT>(ring, query, scores);
-        find_weights(columns, group, p.scale_log2, scores, part);
-        find_values<FORMAT>(ring, columns, group, scores, part);
-        fold(sum, part);
+    Ring<DIM, WARPS, SPLITS> ring({p.record, arena, pages, first, entry, kv_head},
+                                  u32(__cvta_generic_to_shared(rings)) + first_group<WARPS>() * RING_BYTES);
+    State<DIM> total = nothing_seen<DIM>();
+#pragma unroll 1
+    for (int split = first; split < SPLITS && split * SPLIT < span.to; ++split) {
+        State<DIM> sum = nothing_seen<DIM>();
+        for (int group = split * GROUPS + first_group<WARPS>(); group < (split + 1) * GROUPS; group += WARPS) {
+            if (!sees_group(span.from, span.to, group)) continue;
+            State<DIM> state;
+            float scores[PIECES][4];
+            find_scores<FORMAT>(ring, query, scores);
+            find_weights(columns, group, p.scale_log2, scores, state);
+            find_values<FORMAT>(ring, columns, group, scores, state);
+            fold(sum, state);
+        }
+        if constexpr (SPLITS > 1) {
+            fold(total, sum);
+        } else {
+            total = sum;
+        }
     }
     release_next();
     if constexpr (WARPS > 1) {
-        fold_groups(columns, sum, states, *reinterpret_cast<Parts<DIM>*>(rings));
+        fold_groups(columns, total, states, *reinterpret_cast<Parts<DIM>*>(rings));
     } else {
-        store(columns, sum, states);
+        store(columns, total, states);
     }
 }
 
 }  // namespace
 
 // The parameters of attend.cu; there are no channels.
-#define ATTEND(NAME, FORMAT, DIM, WARPS)                                                                               \
+#define ATTEND(NAME, FORMAT, DIM, WARPS, SPLITS)                                                                       \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS)                                                \
         NAME(const __grid_constant__ AttendParams p, const __grid_constant__ Arena arena,                              \
              const __grid_constant__ AttendDescriptors descriptors, const u32* tables, const u64 q, const float*,      \
@@ -199,14 +212,18 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
         const u32* words = words_of(descriptors);                                                                      \
         const u64 total = u64(p.items) * p.record.kv_heads * vector_tiles;                                             \
         for (u64 work = blockIdx.x; work < total; work += gridDim.x)                                                   \
-            attend<FORMAT, DIM, WARPS>(p, arena, words, tables, q, states, vector_tiles, work, rings);                 \
+            attend<FORMAT, DIM, WARPS, SPLITS>(p, arena, words, tables, q, states, vector_tiles, work, rings);         \
     }
 
-ATTEND(attend_f16_64_1, F16, 64, 1)
-ATTEND(attend_f16_64_4, F16, 64, 4)
-ATTEND(attend_f16_128_1, F16, 128, 1)
-ATTEND(attend_f16_128_4, F16, 128, 4)
-ATTEND(attend_bf16_64_1, BF16, 64, 1)
-ATTEND(attend_bf16_64_4, BF16, 64, 4)
-ATTEND(attend_bf16_128_1, BF16, 128, 1)
-ATTEND(attend_bf16_128_4, BF16, 128, 4)
+ATTEND(attend_f16_64_1, F16, 64, 1, 1)
+ATTEND(attend_f16_64_4, F16, 64, 4, 1)
+ATTEND(attend_f16_64_section, F16, 64, 1, SECTION)
+ATTEND(attend_f16_128_1, F16, 128, 1, 1)
+ATTEND(attend_f16_128_4, F16, 128, 4, 1)
+ATTEND(attend_f16_128_section, F16, 128, 1, SECTION)
+ATTEND(attend_bf16_64_1, BF16, 64, 1, 1)
+ATTEND(attend_bf16_64_4, BF16, 64, 4, 1)
+ATTEND(attend_bf16_64_section, BF16, 64, 1, SECTION)
+ATTEND(attend_bf16_128_1, BF16, 128, 1, 1)
+ATTEND(attend_bf16_128_4, BF16, 128, 4, 1)
+ATTEND(attend_bf16_128_section, BF16, 128, 1, SECTION)

@@ -5,20 +5,22 @@
 constexpr int COLUMNS = 8;
 constexpr u32 WHOLE_WARP = 0xffffffff;
 
-// Of columns 2 (lane % 4) and the next: the tokens of the split that each sees, and where its state is. Of all: the
-// tokens that some column sees, and those that every column sees that sees any.
+// Of columns 2 (lane % 4) and the next: the tokens of the split or section that each sees, and where its state is. Of all:
+// the tokens that some column sees, and those that every column sees that sees any.
 struct Columns {
     int from[2], to[2];
     u64 state[2];
     Span span;
 };
 
-// The columns of vectors `first` and after of a tile. `live` and `q` are for the column that this thread multiplies by,
-// lane / 4: whether it sees anything, and where its elements are.
+// The columns of vectors `first` and after of a tile, over part `part` of SPLITS splits. `live` and `q` are for the column
+// that this thread multiplies by, lane / 4: whether it sees anything, and where its elements are.
+template <int SPLITS>
 __device__ __forceinline__ Columns columns_of(const AttendParams& p, const Row* rows, const Tile& tile, u32 kv_head,
-                                              u32 split, u64 first, bool& live, u64& q) {
+                                              u32 part, u64 first, bool& live, u64& q) {
     const u32 lane = threadIdx.x % 32;
-    const Vector vector = vector_of(p, rows, tile, kv_head, split, first + lane % COLUMNS);
+    constexpr int TOKENS = SPLITS * SPLIT;
+    const Vector vector = vector_of(p, rows, tile, kv_head, part, part * TOKENS, TOKENS, first + lane % COLUMNS);
     Columns columns;
 #pragma unroll
     for (u32 c = 0; c < 2; ++c) {

@@ -132,7 +132,7 @@ KV_FIELD(Row, split, 12);
 
 struct MergeParams {
     ViewParams out, lse;
-    u32 out_dtype, q_heads, v_dim, state_words, rows_at, rows, with_lse, reserved;
+    u32 out_dtype, q_heads, v_dim, state_words, rows_at, rows, with_lse, section;
 };
 KV_SIZE(MergeParams, 64);
 KV_FIELD(MergeParams, out, 0);
@@ -144,14 +144,15 @@ KV_FIELD(MergeParams, state_words, 44);
 KV_FIELD(MergeParams, rows_at, 48);
 KV_FIELD(MergeParams, rows, 52);
 KV_FIELD(MergeParams, with_lse, 56);
-KV_FIELD(MergeParams, reserved, 60);
+KV_FIELD(MergeParams, section, 60);
 
 struct MergeRow {
-    u32 state, states;
+    u32 state, states, before;
 };
-KV_SIZE(MergeRow, 8);
+KV_SIZE(MergeRow, 12);
 KV_FIELD(MergeRow, state, 0);
 KV_FIELD(MergeRow, states, 4);
+KV_FIELD(MergeRow, before, 8);
 
 struct FoldParams {
     u32 q_heads, v_dim, state_words, rows_at, rows, reserved[3];

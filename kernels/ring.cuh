@@ -10,7 +10,7 @@
 constexpr int PIECE = 16;                // tokens of a piece
 constexpr int GROUP = 64;                // tokens of a group
 constexpr int PIECES = GROUP / PIECE;    // of keys, and of values
-constexpr int GROUPS = SPLIT / GROUP;
+constexpr int GROUPS = SPLIT / GROUP;     // of a split
 constexpr int RING_BYTES = 24576;        // of a warp
 
 // Where each of a split's groups has a warp of its own, or one takes all.
@@ -23,46 +23,67 @@ __device__ __forceinline__ bool sees_group(int from, int to, int group) {
     return group * GROUP < to && (group + 1) * GROUP > from;
 }
 
-// The table entry of this lane's page of the split that starts at `pages`; the arena's first frame where nobody sees it.
-__device__ __forceinline__ u32 page_of(const u32* pages, u32 page_shift, const Span& span) {
-    const int lane = threadIdx.x % 32, first = lane << page_shift;
-    return first < span.to && first + (1 << page_shift) > span.from ? __ldg(pages + lane) : 0;
-}
+// The pages of one or more splits, a lane each of a split: where they are in the table, and which tokens are seen.
+struct Pages {
+    const u32* table;
+    u32 page_shift;
+    int from, to;
 
-// Groups `warp`, `warp + WARPS` … of a split, as far as some column sees them: where the next piece to load is.
-template <int DIM, int WARPS>
+    // The table entry of this lane's page of a split; the arena's first frame where nobody sees it.
+    __device__ __forceinline__ u32 entry(int split) const {
+        const int page = int(threadIdx.x % 32) << page_shift, first = split * SPLIT + page;
+        const bool seen = page < SPLIT && first < to && first + (1 << page_shift) > from;
+        return seen ? __ldg(table + (first >> page_shift)) : 0;
+    }
+};
+
+// Groups `warp`, `warp + WARPS` … of SPLITS splits, as far as some column sees them: where the next piece to load is.
+template <int DIM, int WARPS, int SPLITS>
 struct Source {
     static constexpr u32 ROW = 2 * DIM;
     static constexpr u32 CHUNKS = ROW / 16;
     static constexpr u32 ROWS = 32 / CHUNKS;  // that one copy of a warp takes
     static constexpr u32 BYTES = PIECE * ROW;
+    static constexpr int END = SPLITS * GROUPS;
 
-    u64 frame;       // of this lane's page of the split
+    const RecordParams& record;
+    const Arena& arena;
+    Pages pages;
+    u64 frame;       // of this lane's page of the group's split
+    u32 ahead = 0;   // the table entry of its page of the split after that
     u64 key, value;  // offsets of this lane's chunk of the head's first rows
-    u32 page_shift;
-    int from, to;    // tokens that some column sees
-    int group;
+    int split, group;
 
-    // `entry` is what `page_of` gave.
-    __device__ __forceinline__ Source(const RecordParams& record, const Arena& arena, u32 entry, u32 kv_head,
-                                      const Span& span)
-        : frame(frame_at(arena, record, entry)), page_shift(record.page_shift), from(span.from), to(span.to),
-          group(first_group<WARPS>() - WARPS) {
+    // `entry` is that of the first split that is seen, `first`.
+    __device__ __forceinline__ Source(const RecordParams& record, const Arena& arena, const Pages& pages, int first,
+                                      u32 entry, u32 kv_head)
+        : record(record), arena(arena), pages(pages), frame(frame_at(arena, record, entry)), split(first),
+          group(first * GROUPS + first_group<WARPS>() - WARPS) {
+        look_ahead();
         const u32 lane = threadIdx.x % 32;
         key = key_at(record, kv_head, 0) + lane % CHUNKS * 16;
         value = value_at(record, kv_head, 0) + lane % CHUNKS * 16;
     }
 
+    __device__ __forceinline__ void look_ahead() {
+        if (SPLITS > 1 && split + 1 < SPLITS) ahead = pages.entry(split + 1);
+    }
+
     // Goes to the next group.
     __device__ __forceinline__ void advance() {
         do group += WARPS;
-        while (group < GROUPS && !sees_group(from, to, group));
+        while (group < END && !sees_group(pages.from, pages.to, group));
+        if (SPLITS > 1 && group < END && group / GROUPS > split) {
+            split += 1;  // what is seen has no gaps
+            frame = frame_at(arena, record, ahead);
+            look_ahead();
+        }
     }
 
     // Starts the copy of piece `AT` of the group; rows that nobody sees become zeros.
     template <int AT>
     __device__ __forceinline__ void load(u32 at) {
-        if (group < GROUPS) {
+        if (group < END) {
             const u32 lane = threadIdx.x % 32, row = lane / CHUNKS, chunk = lane % CHUNKS;
             const int token = group * GROUP + AT % PIECES * PIECE;
             const u64 column = AT < PIECES ? key : value;
@@ -70,12 +91,12 @@ struct Source {
 #pragma unroll
             for (u32 half = 0; half < 2; ++half) {
                 // A page holds at least eight tokens.
-                const u32 first = token + 8 * half, slot = first & ((1u << page_shift) - 1);
-                const u64 page = __shfl_sync(WHOLE_WARP, frame, first >> page_shift);
+                const u32 first = token + 8 * half, slot = first & ((1u << pages.page_shift) - 1);
+                const u64 page = __shfl_sync(WHOLE_WARP, frame, first % SPLIT >> pages.page_shift);
                 const u64 rows = page + column + (slot + row) * ROW;
 #pragma unroll
                 for (u32 i = 0; i < 8; i += ROWS) {
-                    const bool seen = u32(int(first + i + row) - from) < u32(to - from);
+                    const bool seen = u32(int(first + i + row) - pages.from) < u32(pages.to - pages.from);
                     copy_async((at ^ (i * 16)) + (8 * half + i) * ROW, rows + i * ROW, seen ? 16 : 0);
                 }
             }
@@ -85,16 +106,16 @@ struct Source {
 };
 
 // The ring of a warp. Piece by piece, `next` waits for one and starts the load of the one STAGES - 1 later.
-template <int DIM, int WARPS>
+template <int DIM, int WARPS, int SPLITS>
 struct Ring {
-    static constexpr u32 BYTES = Source<DIM, WARPS>::BYTES;
+    static constexpr u32 BYTES = Source<DIM, WARPS, SPLITS>::BYTES;
     static constexpr int STAGES = RING_BYTES / BYTES;
     static_assert(RING_BYTES % BYTES == 0 && STAGES > 2, "whole pieces");
 
-    Source<DIM, WARPS> source;
+    Source<DIM, WARPS, SPLITS> source;
     u32 base, at;
 
-    __device__ __forceinline__ Ring(const Source<DIM, WARPS>& source, u32 base)
+    __device__ __forceinline__ Ring(const Source<DIM, WARPS, SPLITS>& source, u32 base)
         : source(source), base(base), at(base + (STAGES - 1) * BYTES) {
         start<0>();
     }

@@ -1,7 +1,9 @@
-// How do groups of tokens become the state of a split? Folded left to right, by a warp or by the warps that have one each.
+// How do groups of tokens become the state of a split, and splits that of a section? Folded left to right, by a warp or by
+// the warps that have a group each.
 #pragma once
 #include <cfloat>
 #include "columns.cuh"
+#include "fold.cuh"
 #include "ptx.cuh"
 #include "ring.cuh"
 
@@ -11,24 +13,18 @@ struct State {
     float o[DIM / 16][4];
     float m[2] = {-FLT_MAX, -FLT_MAX}, l[2] = {0, 0};
 
-    __device__ __forceinline__ State() {
+    __device__ __forceinline__ explicit State(float zero = 0) {
+        l[0] = l[1] = zero;
 #pragma unroll
-        for (int i = 0; i < DIM / 16; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = 0;
+        for (int i = 0; i < DIM / 16; ++i) o[i][0] = o[i][1] = o[i][2] = o[i][3] = zero;
     }
 };
 
-// What two states are multiplied by when they become one.
-struct Factors {
-    float m, mine, theirs;
-    __device__ __forceinline__ Factors(float a, float b) {
-        m = fmaxf(a, b);
-        mine = exp2f(__fsub_rn(a, m));
-        theirs = exp2f(__fsub_rn(b, m));
-    }
-    __device__ __forceinline__ float operator()(float a, float b) const {
-        return __fmaf_rn(a, mine, __fmul_rn(b, theirs));
-    }
-};
+// A fold starts at −0, so that the first state comes through as it is, to the bit: see merge.cu, whose fold this is.
+template <int DIM>
+__device__ __forceinline__ State<DIM> nothing_seen() {
+    return State<DIM>(-0.0f);
+}
 
 template <int DIM>
 __device__ __forceinline__ void fold(State<DIM>& sum, const State<DIM>& part) {
@@ -100,8 +96,8 @@ __device__ __forceinline__ void fold_groups(const Columns& columns, const State<
 #pragma unroll
     for (u32 i = threadIdx.x; i < COLUMNS * DIM / 4; i += THREADS) {
         const u32 column = i / (DIM / 4), element = i % (DIM / 4) * 4;
-        float4 o = make_float4(0, 0, 0, 0);
-        float m = -FLT_MAX, l = 0;
+        float4 o = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+        float m = -FLT_MAX, l = -0.0f;
 #pragma unroll
         for (int group = 0; group < GROUPS; ++group) {
             const float theirs = parts.l[group][column];

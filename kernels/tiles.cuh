@@ -1,13 +1,14 @@
-// Which tokens of a split does each query vector see? Work items, their tiles, and the tokens of a tile's vectors.
+// Which tokens does each query vector see? Work items, their tiles, and the tokens of a tile's vectors.
 #pragma once
 #include "descriptors.cuh"
 
 constexpr int SPLIT = 256;
+constexpr int SECTION = 4;  // splits
 
 // Tiles and rows: those of 64 sequences that decode fit. `ATTEND_WORDS` of src/backend/cuda/attend.rs.
 using AttendDescriptors = DescriptorsOf<768>;
 
-// A query vector: where its elements and its state are, and the tokens of the split that it sees.
+// A query vector: where its elements and its state are, and the tokens that it sees, from some token on.
 struct Vector {
     u64 q, state;
     int from, to;
@@ -27,27 +28,27 @@ __device__ __forceinline__ const Tile& tile_of(const Tile* tiles, u32 count, u32
     return tiles[low];
 }
 
-// Query vector `index` (row × head) of a tile, seen from the split that starts at token `first`.
+// Query vector `index` (row × head) of a tile, whose state is that of split or section `part`: what it sees of the `tokens`
+// tokens from `first` on.
 __device__ __forceinline__ Vector vector_of(const AttendParams& p, const Row* rows, const Tile& tile, u32 kv_head,
-                                            u32 split, u64 index) {
+                                            u32 part, u32 first, int tokens, u64 index) {
     Vector vector = {0, 0, 0, 0};
     const u64 at = index / p.group;
     if (at >= tile.rows) return vector;
     const u32 row_index = tile.row + u32(at);
     const Row row = rows[row_index];
     const u32 head = kv_head * p.group + u32(index % p.group);
-    const u32 first = split * SPLIT;
-    vector.from = row.start > first ? int(min(row.start - first, u32(SPLIT))) : 0;
-    vector.to = row.end > first ? int(min(row.end - first, u32(SPLIT))) : 0;
+    vector.from = row.start > first ? int(min(row.start - first, u32(tokens))) : 0;
+    vector.to = row.end > first ? int(min(row.end - first, u32(tokens))) : 0;
     vector.q = u64(p.q.base) + u64(row_index) * p.q.row + u64(head) * p.q.head;
-    vector.state = (u64(row.state + split - row.split) * p.q_heads + head) * p.state_words;
+    vector.state = (u64(row.state + part - row.split) * p.q_heads + head) * p.state_words;
     return vector;
 }
 
-// Tokens of the split, by the vectors that see them.
+// Tokens of a split or section, by the vectors that see them.
 struct Span {
-    int from = SPLIT, to = 0;          // some vector
-    int all_from = 0, all_to = SPLIT;  // every vector that sees any
+    int from = SECTION * SPLIT, to = 0;          // some vector
+    int all_from = 0, all_to = SECTION * SPLIT;  // every vector that sees any
 };
 
 template <int Q>

@@ -138,7 +138,7 @@ impl<B: Backend> Case<B> {
             }
             _ => true,
         };
-        let slow = caps.adapter.contains("SwiftShader");
+        let slow = ["SwiftShader", "emulated"].iter().any(|name| caps.adapter.contains(name));
         match self.weight {
             _ if !supported => Some("the backend does not have it"),
             weight if weight >= LONG && std::env::var_os("KVTIDE_LONG").is_none() => Some("KVTIDE_LONG is not set"),

@@ -181,7 +181,7 @@ API cuDeviceGet(CUdevice* device, int ordinal) {
     return ordinal == 0 ? (*device = 0, CUDA_SUCCESS) : CUDA_ERROR_INVALID_DEVICE;
 }
 API cuDeviceGetName(char* name, int bytes, CUdevice) {
-    std::snprintf(name, size_t(bytes), "CUDA kernels on a CPU");
+    std::snprintf(name, size_t(bytes), "CUDA kernels emulated on a CPU");
     return CUDA_SUCCESS;
 }
 API cuDeviceTotalMem(size_t* bytes, CUdevice) { return *bytes = MEMORY, CUDA_SUCCESS; }

@@ -3,7 +3,7 @@
 use super::kernels::{ArenaArg, Descriptors, Kernels, arg, channels_address, function, launch_with};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
-use crate::attention::state_words;
+use crate::attention::{Grain, state_words};
 use crate::backend::ops::Attend;
 use crate::backend::params::AttendParams;
 use crate::record::Record;
@@ -22,8 +22,8 @@ const THREADS: u32 = 128;
 
 /// What `kernels/attend_mma.cu` is compiled for, for keys and values alike.
 const MMA_DIMS: [u32; 2] = [64, 128];
-/// Warps that share a split there: all of its groups have one each, or one takes all.
-const MMA_WARPS: [u32; 2] = [1, 4];
+/// A warp for a split there, one for each of its groups, or a warp for a section: the ends of the functions' names.
+const MMA_KINDS: [(&str, u32); 3] = [("1", 1), ("4", 4), ("section", 1)];
 /// `RING_BYTES` of `kernels/ring.cuh`.
 const RING_BYTES: u32 = 24576;
 /// `COLUMNS` of `kernels/columns.cuh`.
@@ -36,8 +36,8 @@ const ATTEND_WORDS: usize = 768;
 pub(super) struct AttendFunctions {
     /// Of `attend.cu`, by the code of the page's format, then by query tile.
     any: Vec<[CudaFunction; QUERY_TILES.len()]>,
-    /// Of `attend_mma.cu`, for f16 and bf16 by elements of a head, then by warps.
-    mma: [[[CudaFunction; MMA_WARPS.len()]; MMA_DIMS.len()]; 2],
+    /// Of `attend_mma.cu`, for f16 and bf16 by elements of a head, then by kind.
+    mma: [[[CudaFunction; MMA_KINDS.len()]; MMA_DIMS.len()]; 2],
 }
 
 /// A function and what a block of it is.
@@ -54,26 +54,26 @@ impl AttendFunctions {
             let [a, b, c] = QUERY_TILES.map(|q| function(any, &format!("attend_{}_{q}", format.name())));
             Ok([a?, b?, c?])
         };
-        let by_warps = |dtype: Dtype, dim: u32| {
-            let load = |warps: u32| {
-                let function = function(mma, &format!("attend_{}_{dim}_{warps}", dtype.name()))?;
+        let by_kind = |dtype: Dtype, dim: u32| {
+            let load = |(kind, warps): (&str, u32)| {
+                let function = function(mma, &format!("attend_{}_{dim}_{kind}", dtype.name()))?;
                 let set = function.set_attribute(SHARED_BYTES, (warps * RING_BYTES) as i32);
                 set.map_err(super::failed("cuFuncSetAttribute")).map(|()| function)
             };
-            let [one, four] = MMA_WARPS.map(load);
-            Ok::<_, Error>([one?, four?])
+            let [one, four, section] = MMA_KINDS.map(load);
+            Ok::<_, Error>([one?, four?, section?])
         };
         let by_dim = |dtype| {
-            let [small, large] = MMA_DIMS.map(|dim| by_warps(dtype, dim));
+            let [small, large] = MMA_DIMS.map(|dim| by_kind(dtype, dim));
             Ok::<_, Error>([small?, large?])
         };
         let any = PageFormat::ALL.into_iter().map(by_tile).collect::<Result<_>>()?;
         Ok(AttendFunctions { any, mma: [by_dim(Dtype::F16)?, by_dim(Dtype::Bf16)?] })
     }
 
-    /// The functions on tensor cores that take these pages and queries, by warps. They round neither: a query is what a page
+    /// The functions on tensor cores that take these pages and queries, by kind. They round neither: a query is what a page
     /// could hold, so its type must be the page's.
-    fn on_tensor_cores(&self, record: &Record, q: Dtype) -> Option<&[CudaFunction; MMA_WARPS.len()]> {
+    fn on_tensor_cores(&self, record: &Record, q: Dtype) -> Option<&[CudaFunction; MMA_KINDS.len()]> {
         let by_dim = match (record.format(), q) {
             (PageFormat::F16, Dtype::F16) => &self.mma[0],
             (PageFormat::Bf16, Dtype::Bf16) => &self.mma[1],
@@ -86,9 +86,13 @@ impl AttendFunctions {
 
     /// The function for tiles of up to `vectors` query vectors, more than a block takes being several blocks. Which of the
     /// two files computes follows from the pages' format and dims and the queries' type alone; the rest changes no bit.
-    fn choose(&self, record: &Record, q: Dtype, vectors: u64, few: impl FnOnce(u32) -> bool) -> Choice<'_> {
-        if let Some([one, four]) = self.on_tensor_cores(record, q) {
-            let (function, warps) = if few(COLUMNS) { (four, MMA_WARPS[1]) } else { (one, MMA_WARPS[0]) };
+    fn choose(&self, record: &Record, q: Dtype, grain: Grain, vectors: u64, few: impl FnOnce(u32) -> bool) -> Choice<'_> {
+        if let Some(functions) = self.on_tensor_cores(record, q) {
+            let kind = match grain {
+                Grain::Section => 2,
+                Grain::Split => usize::from(few(COLUMNS)),
+            };
+            let (function, warps) = (&functions[kind], MMA_KINDS[kind].1);
             return Choice { function, query_tile: COLUMNS, threads: 32 * warps, shared: warps * RING_BYTES };
         }
         let last = QUERY_TILES.len() - 1;
@@ -111,7 +115,7 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
         |query_tile: u32| u64::from(items) * u64::from(geometry.kv_heads()) * vectors.div_ceil(query_tile.into());
     // With no more blocks than run at a time, one warp each would leave much of the device idle.
     let few = |query_tile| blocks(query_tile) <= 2 * kernels.multiprocessors;
-    let choice = kernels.attend.choose(&args.record, args.q.dtype, vectors, few);
+    let choice = kernels.attend.choose(&args.record, args.q.dtype, args.grain, vectors, few);
     let vector_tiles = vectors.div_ceil(choice.query_tile.into());
     let vector_tiles = u32::try_from(vector_tiles).map_err(|_| Error::TooLarge {
         what: "the query vectors of a tile",
