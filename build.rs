@@ -12,8 +12,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const KERNELS: [&str; 8] = ["append", "transfer", "attend", "attend_mma", "merge", "project", "score", "sum"];
-const HEADERS: [&str; 17] = [
+const KERNELS: [&str; 9] = ["append", "transfer", "attend", "attend_mma", "attend_mma_int8", "merge", "project", "score", "sum"];
+const HEADERS: [&str; 20] = [
     "params",
     "append",
     "project",
@@ -28,6 +28,9 @@ const HEADERS: [&str; 17] = [
     "columns",
     "ring",
     "states",
+    "weights",
+    "warp",
+    "codes",
     "fold",
     "mma",
     "ptx",

@@ -72,12 +72,6 @@ __device__ __forceinline__ void fold(float* x, u32 lane) {
     if constexpr (MASK > LAST) fold<HALF, MASK / 2, LAST>(x, lane);
 }
 
-__device__ __forceinline__ float load_element(u64 base, u64 index, u32 dtype) {
-    const u32 bits = dtype == F32 ? __ldg(reinterpret_cast<const u32*>(base) + index)
-                                  : __ldg(reinterpret_cast<const u16*>(base) + index);
-    return __uint_as_float(to_f32(bits, dtype));
-}
-
 // Elements of the queries, decoded; zeros for vectors that see nothing. `channels` are those of the KV head, where pages
 // are quantised: a warp then takes a vector, scales it and sums up what its scores lack.
 template <u32 FORMAT, int Q>

@@ -9,14 +9,14 @@
 // Sums are f32, and a weight goes into its product as the sum of two elements, so nothing is rounded to 16 bits. What a
 // column holds depends on the tokens that its vector sees of a split alone: not on the other columns, or on what lies in
 // slots that it does not see (contract C1).
-#include "ring.cuh"
-#include "states.cuh"
+#include "warp.cuh"
+#include "weights.cuh"
 
 namespace {
 
 // Scores of the group's pieces: of tokens lane / 4 and eight later, two columns each.
-template <u32 FORMAT, int DIM, int WARPS, int SPLITS, int AT = 0>
-__device__ __forceinline__ void find_scores(Ring<DIM, WARPS, SPLITS>& ring, const u32 (&q)[DIM / 16][2],
+template <u32 FORMAT, int DIM, int AT = 0, class RING>
+__device__ __forceinline__ void find_scores(RING& ring, const u32 (&q)[DIM / 16][2],
                                             float (&scores)[PIECES][4]) {
     if constexpr (AT < PIECES) {
         const u32 lane = threadIdx.x % 32;
@@ -30,62 +30,9 @@ __device__ __forceinline__ void find_scores(Ring<DIM, WARPS, SPLITS>& ring, cons
         }
 #pragma unroll
         for (int i = 0; i < 4; ++i) scores[AT][i] = __fadd_rn(even[i], odd[i]);
-        find_scores<FORMAT, DIM, WARPS, SPLITS, AT + 1>(ring, q, scores);
+        find_scores<FORMAT, DIM, AT + 1>(ring, q, scores);
     }
 }
-
-// Scores become weights.
-template <int DIM>
-__device__ __forceinline__ void find_weights(const Columns& columns, int group, float scale, float (&scores)[PIECES][4],
-                                             State<DIM>& state) {
-    const int first = group * GROUP + int(threadIdx.x % 32) / 4;
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-        const auto sees = [&](int piece, int half) {
-            const int token = first + piece * PIECE + half * 8;
-            return token >= columns.from[c] && token < columns.to[c];
-        };
-        float m = -FLT_MAX, l = 0;
-#pragma unroll
-        for (int i = 0; i < 2 * PIECES; ++i) {
-            float& score = scores[i / 2][i % 2 * 2 + c];
-            score = sees(i / 2, i % 2) ? __fmul_rn(score, scale) : -FLT_MAX;
-            m = fmaxf(m, score);
-        }
-#pragma unroll
-        for (int mask = 4; mask <= 16; mask *= 2) m = fmaxf(m, __shfl_xor_sync(WHOLE_WARP, m, mask));
-#pragma unroll
-        for (int i = 0; i < 2 * PIECES; ++i) {
-            float& score = scores[i / 2][i % 2 * 2 + c];
-            score = sees(i / 2, i % 2) ? exp2f(__fsub_rn(score, m)) : 0.0f;
-            l = __fadd_rn(l, score);
-        }
-#pragma unroll
-        for (int mask = 4; mask <= 16; mask *= 2) l = __fadd_rn(l, __shfl_xor_sync(WHOLE_WARP, l, mask));
-        state.m[c] = m;
-        state.l[c] = l;
-    }
-}
-
-// A piece's weights as two summands of 16 bits each, tokens × columns.
-template <u32 FORMAT>
-struct Weights {
-    u32 high[2], low[2];
-    __device__ __forceinline__ explicit Weights(const float (&weights)[4]) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float x = weights[2 * half], y = weights[2 * half + 1];
-            const u32 rounded = pack<FORMAT>(x, y);
-            const float2 whole = unpack<FORMAT>(rounded);
-            high[half] = transpose(rounded);
-            low[half] = transpose(pack<FORMAT>(__fsub_rn(x, whole.x), __fsub_rn(y, whole.y)));
-        }
-    }
-    __device__ __forceinline__ void times(float (&o)[4], const u32 (&v)[4]) const {
-        multiply<FORMAT>(o, v, high);
-        multiply<FORMAT>(o, v, low);
-    }
-};
 
 // The word of a piece's tokens `token` and the next that keeps what lies from `from` to `to`.
 __device__ __forceinline__ u32 keep(int token, int from, int to) {
@@ -122,8 +69,8 @@ __device__ __forceinline__ void add_masked(const Columns& columns, int token, u3
     }
 }
 
-template <u32 FORMAT, int DIM, int WARPS, int SPLITS, int AT = 0>
-__device__ __forceinline__ void find_values(Ring<DIM, WARPS, SPLITS>& ring, const Columns& columns, int group,
+template <u32 FORMAT, int DIM, int AT = 0, class RING>
+__device__ __forceinline__ void find_values(RING& ring, const Columns& columns, int group,
                                             const float (&scores)[PIECES][4], State<DIM>& state) {
     if constexpr (AT < PIECES) {
         const u32 lane = threadIdx.x % 32;
@@ -142,88 +89,46 @@ __device__ __forceinline__ void find_values(Ring<DIM, WARPS, SPLITS>& ring, cons
         } else {
             add_masked<FORMAT, DIM>(columns, token, at, weights, state);
         }
-        find_values<FORMAT, DIM, WARPS, SPLITS, AT + 1>(ring, columns, group, scores, state);
+        find_values<FORMAT, DIM, AT + 1>(ring, columns, group, scores, state);
     }
 }
 
-// Block `work` of the call: vectors, KV head and item, the fastest first, so that blocks that read the same pages run
-// together.
+// Part `work` of the call, whose channels are none.
 template <u32 FORMAT, int DIM, int WARPS, int SPLITS>
 __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena, const u32* descriptors,
-                                       const u32* tables, u64 q, float* states, u32 vector_tiles, u64 work,
-                                       unsigned char* rings) {
-    const u32 vector_tile = u32(work % vector_tiles);
-    const u32 kv_head = u32(work / vector_tiles % p.record.kv_heads);
-    const u32 item = p.first_item + u32(work / vector_tiles / p.record.kv_heads);
-    const Tile tile = tile_of(reinterpret_cast<const Tile*>(descriptors + p.tiles_at), p.tiles, item);
-    const u32 part = tile.split + (item - tile.item);
-    bool live;
-    u64 q_at;
-    const Row* rows = reinterpret_cast<const Row*>(descriptors + p.rows_at);
-    const Columns columns =
-        columns_of<SPLITS>(p, rows, tile, kv_head, part, u64(vector_tile) * COLUMNS, live, q_at);
-    const Span& span = columns.span;
-    if (span.from >= span.to) return;
-    const u32* table = tables + tile.table + (u64(part) * SPLITS * SPLIT >> p.record.page_shift);
-    const Pages pages = {table, p.record.page_shift, span.from, span.to};
-    const int first = span.from / SPLIT;
+                                       const u32* tables, u64 q, const float*, float* states, u32 vector_tiles,
+                                       u64 work, unsigned char* rings) {
+    const Warp<SPLITS> warp(p, descriptors, tables, vector_tiles, work);
+    if (warp.sees_nothing()) return;
     // On their way together.
-    const u32 entry = pages.entry(first);
+    const u32 entry = warp.pages.entry(warp.first);
     u32 query[DIM / 16][2];
-    load_column<DIM>(query, p, q, q_at, live);
-    Ring<DIM, WARPS, SPLITS> ring({p.record, arena, pages, first, entry, kv_head},
-                                  u32(__cvta_generic_to_shared(rings)) + first_group<WARPS>() * RING_BYTES);
-    State<DIM> total = nothing_seen<DIM>();
-#pragma unroll 1
-    for (int split = first; split < SPLITS && split * SPLIT < span.to; ++split) {
-        State<DIM> sum = nothing_seen<DIM>();
-        for (int group = split * GROUPS + first_group<WARPS>(); group < (split + 1) * GROUPS; group += WARPS) {
-            if (!sees_group(span.from, span.to, group)) continue;
-            State<DIM> state;
-            float scores[PIECES][4];
-            find_scores<FORMAT>(ring, query, scores);
-            find_weights(columns, group, p.scale_log2, scores, state);
-            find_values<FORMAT>(ring, columns, group, scores, state);
-            fold(sum, state);
-        }
-        if constexpr (SPLITS > 1) {
-            fold(total, sum);
-        } else {
-            total = sum;
-        }
-    }
+    load_column<DIM>(query, p, q, warp.q, warp.live);
+    Ring<Rows<2 * DIM, false>, WARPS, SPLITS> ring({p.record, arena, warp.pages, warp.first, entry, warp.kv_head},
+                                                   ring_of<WARPS>(rings));
+    const float scale[2] = {p.scale_log2, p.scale_log2}, lack[2] = {0, 0};
+    const auto group_state = [&](int group, State<DIM>& state) {
+        float scores[PIECES][4];
+        find_scores<FORMAT, DIM>(ring, query, scores);
+        find_weights(warp.columns, group, scale, scores, state);
+        find_values<FORMAT, DIM>(ring, warp.columns, group, scores, state);
+    };
+    const State<DIM> total = fold_groups<DIM, WARPS, SPLITS>(warp.columns.span, warp.first, group_state);
     release_next();
-    if constexpr (WARPS > 1) {
-        fold_groups(columns, total, states, *reinterpret_cast<Parts<DIM>*>(rings));
-    } else {
-        store(columns, total, states);
-    }
+    give<false, WARPS>(warp.columns, total, lack, states, rings);
 }
 
 }  // namespace
 
-// The parameters of attend.cu; there are no channels.
-#define ATTEND(NAME, FORMAT, DIM, WARPS, SPLITS)                                                                       \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, 8 / WARPS)                                                \
-        NAME(const __grid_constant__ AttendParams p, const __grid_constant__ Arena arena,                              \
-             const __grid_constant__ AttendDescriptors descriptors, const u32* tables, const u64 q, const float*,      \
-             float* states, const u32 vector_tiles) {                                                                  \
-        extern __shared__ __align__(1024) unsigned char rings[];                                                       \
-        const u32* words = words_of(descriptors);                                                                      \
-        const u64 total = u64(p.items) * p.record.kv_heads * vector_tiles;                                             \
-        for (u64 work = blockIdx.x; work < total; work += gridDim.x)                                                   \
-            attend<FORMAT, DIM, WARPS, SPLITS>(p, arena, words, tables, q, states, vector_tiles, work, rings);         \
-    }
-
-ATTEND(attend_f16_64_1, F16, 64, 1, 1)
-ATTEND(attend_f16_64_4, F16, 64, 4, 1)
-ATTEND(attend_f16_64_section, F16, 64, 1, SECTION)
-ATTEND(attend_f16_128_1, F16, 128, 1, 1)
-ATTEND(attend_f16_128_4, F16, 128, 4, 1)
-ATTEND(attend_f16_128_section, F16, 128, 1, SECTION)
-ATTEND(attend_bf16_64_1, BF16, 64, 1, 1)
-ATTEND(attend_bf16_64_4, BF16, 64, 4, 1)
-ATTEND(attend_bf16_64_section, BF16, 64, 1, SECTION)
-ATTEND(attend_bf16_128_1, BF16, 128, 1, 1)
-ATTEND(attend_bf16_128_4, BF16, 128, 4, 1)
-ATTEND(attend_bf16_128_section, BF16, 128, 1, SECTION)
+ATTEND(attend_f16_64_1, 1, F16, 64, 1, 1)
+ATTEND(attend_f16_64_4, 4, F16, 64, 4, 1)
+ATTEND(attend_f16_64_section, 1, F16, 64, 1, SECTION)
+ATTEND(attend_f16_128_1, 1, F16, 128, 1, 1)
+ATTEND(attend_f16_128_4, 4, F16, 128, 4, 1)
+ATTEND(attend_f16_128_section, 1, F16, 128, 1, SECTION)
+ATTEND(attend_bf16_64_1, 1, BF16, 64, 1, 1)
+ATTEND(attend_bf16_64_4, 4, BF16, 64, 4, 1)
+ATTEND(attend_bf16_64_section, 1, BF16, 64, 1, SECTION)
+ATTEND(attend_bf16_128_1, 1, BF16, 128, 1, 1)
+ATTEND(attend_bf16_128_4, 4, BF16, 128, 4, 1)
+ATTEND(attend_bf16_128_section, 1, BF16, 128, 1, SECTION)

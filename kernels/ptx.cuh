@@ -17,6 +17,13 @@ __device__ __forceinline__ void wait_batches() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
 }
 
+// A float of shared memory.
+__device__ __forceinline__ float load_shared(u32 at) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
+    return x;
+}
+
 // Four matrices of 8 rows of 16 bytes; lanes 8i … 8i + 7 name the rows of matrix i. Thread `lane` gets, of each, elements
 // 2 (lane % 4) and the next of row lane / 4.
 __device__ __forceinline__ void load_matrices(u32 (&a)[4], u32 at) {

@@ -7,7 +7,7 @@
 #include "ptx.cuh"
 #include "ring.cuh"
 
-// The state of this thread's two columns: rows lane / 4 and eight below of every sixteen elements.
+// The state of this thread's two columns: row lane / 4 and the one eight below of every sixteen rows of the product.
 template <int DIM>
 struct State {
     float o[DIM / 16][4];
@@ -45,9 +45,18 @@ __device__ __forceinline__ void fold(State<DIM>& sum, const State<DIM>& part) {
 // A vector that sees something has a state, even if its weights add up to zero (its scores may all be minus infinity).
 __device__ __forceinline__ bool has_state(const Columns& columns, int c) { return columns.from[c] < columns.to[c]; }
 
-template <int DIM>
-__device__ __forceinline__ void store(const Columns& columns, const State<DIM>& state, float* states) {
+// The element that is row lane / 4 of sixteen (or, as `half` 1, the one eight below) of product `i`. Rows are in the order of
+// the elements, or neighbours are the two halves.
+template <bool PAIRED>
+__device__ __forceinline__ u32 element_of(u32 i, u32 half) {
     const u32 row = threadIdx.x % 32 / 4;
+    return 16 * i + (PAIRED ? 2 * row + half : row + 8 * half);
+}
+
+// `lack` is what the columns' scores lack.
+template <bool PAIRED, int DIM>
+__device__ __forceinline__ void store(const Columns& columns, const State<DIM>& state, const float (&lack)[2],
+                                      float* states) {
     const u64 policy = soon_policy();
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
@@ -55,11 +64,11 @@ __device__ __forceinline__ void store(const Columns& columns, const State<DIM>& 
         float* to = states + columns.state[c];
 #pragma unroll
         for (int i = 0; i < DIM / 16; ++i) {
-            store_for_next(to + 16 * i + row, state.o[i][c], policy);
-            store_for_next(to + 16 * i + 8 + row, state.o[i][c + 2], policy);
+            store_for_next(to + element_of<PAIRED>(i, 0), state.o[i][c], policy);
+            store_for_next(to + element_of<PAIRED>(i, 1), state.o[i][c + 2], policy);
         }
-        if (row == 0)
-            store_for_next(reinterpret_cast<float4*>(to + DIM), make_float4(state.m[c], state.l[c], 0, 0), policy);
+        const float4 tail = make_float4(state.m[c], state.l[c], lack[c], 0);
+        if (threadIdx.x % 32 < 4) store_for_next(reinterpret_cast<float4*>(to + DIM), tail, policy);
     }
 }
 
@@ -67,29 +76,31 @@ __device__ __forceinline__ void store(const Columns& columns, const State<DIM>& 
 template <int DIM>
 struct Parts {
     float o[GROUPS][COLUMNS][DIM + 4];  // padded, so that a warp's columns lie in different banks
-    float m[GROUPS][COLUMNS], l[GROUPS][COLUMNS];
+    float m[GROUPS][COLUMNS], l[GROUPS][COLUMNS], lack[COLUMNS];
     float* to[COLUMNS];  // none where there is no state
 };
 
 // Folds the groups that a block's warps have taken.
-template <int DIM>
-__device__ __forceinline__ void fold_groups(const Columns& columns, const State<DIM>& state, float* states,
-                                            Parts<DIM>& parts) {
+template <bool PAIRED, int DIM>
+__device__ __forceinline__ void fold_warps(const Columns& columns, const State<DIM>& state, const float (&lack)[2],
+                                           float* states, Parts<DIM>& parts) {
     constexpr u32 THREADS = 32 * GROUPS;
-    const u32 warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4;
+    const u32 warp = threadIdx.x / 32;
     __syncthreads();
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
         const u32 column = 2 * (threadIdx.x % 4) + c;
 #pragma unroll
         for (int i = 0; i < DIM / 16; ++i) {
-            parts.o[warp][column][16 * i + row] = state.o[i][c];
-            parts.o[warp][column][16 * i + 8 + row] = state.o[i][c + 2];
+            parts.o[warp][column][element_of<PAIRED>(i, 0)] = state.o[i][c];
+            parts.o[warp][column][element_of<PAIRED>(i, 1)] = state.o[i][c + 2];
         }
-        if (row > 0) continue;
+        if (threadIdx.x % 32 >= 4) continue;
         parts.m[warp][column] = state.m[c];
         parts.l[warp][column] = state.l[c];
-        if (warp == 0) parts.to[column] = has_state(columns, c) ? states + columns.state[c] : nullptr;
+        if (warp > 0) continue;
+        parts.lack[column] = lack[c];
+        parts.to[column] = has_state(columns, c) ? states + columns.state[c] : nullptr;
     }
     __syncthreads();
     const u64 policy = soon_policy();
@@ -111,7 +122,7 @@ __device__ __forceinline__ void fold_groups(const Columns& columns, const State<
         float* to = parts.to[column];
         if (to == nullptr) continue;
         store_for_next(reinterpret_cast<float4*>(to + element), o, policy);
-        if (element == 0) store_for_next(reinterpret_cast<float4*>(to + DIM), make_float4(m, l, 0, 0), policy);
+        if (element == 0) store_for_next(reinterpret_cast<float4*>(to + DIM), make_float4(m, l, parts.lack[column], 0), policy);
     }
     __syncthreads();
 }

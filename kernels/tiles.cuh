@@ -1,6 +1,7 @@
 // Which tokens does each query vector see? Work items, their tiles, and the tokens of a tile's vectors.
 #pragma once
 #include "descriptors.cuh"
+#include "numeric.cuh"
 
 constexpr int SPLIT = 256;
 constexpr int SECTION = 4;  // splits
@@ -64,4 +65,11 @@ __device__ __forceinline__ Span span_of(const Vector (&vectors)[Q]) {
         span.all_to = min(span.all_to, to);
     }
     return span;
+}
+
+// An element of a query, of any type.
+__device__ __forceinline__ float load_element(u64 base, u64 index, u32 dtype) {
+    const u32 bits = dtype == F32 ? __ldg(reinterpret_cast<const u32*>(base) + index)
+                                  : __ldg(reinterpret_cast<const u16*>(base) + index);
+    return __uint_as_float(to_f32(bits, dtype));
 }

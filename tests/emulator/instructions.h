@@ -30,6 +30,12 @@ void wait_batches() {
     }
 }
 
+inline float load_shared(u32 at) {
+    float x;
+    memcpy(&x, emulated_shared(at), sizeof x);
+    return x;
+}
+
 // Row `row` of matrix `matrix`, as the lanes named it.
 inline const uint16_t* emulated_row(const void* all, u32 matrix, u32 row) {
     return reinterpret_cast<const uint16_t*>(emulated_shared(emulator::at<u32>(all, 8 * matrix + row)));

@@ -20,8 +20,10 @@ pub(super) const QUERY_TILES: [u32; 3] = [1, 4, 8];
 /// `THREADS` of `kernels/attend.cu`.
 const THREADS: u32 = 128;
 
-/// What `kernels/attend_mma.cu` is compiled for, for keys and values alike.
+/// What `kernels/attend_mma.cu` and `attend_mma_int8.cu` are compiled for, for keys and values alike.
 const MMA_DIMS: [u32; 2] = [64, 128];
+/// The formats of both.
+const MMA_FORMATS: [PageFormat; 3] = [PageFormat::F16, PageFormat::Bf16, PageFormat::Int8];
 /// A warp for a split there, one for each of its groups, or a warp for a section: the ends of the functions' names.
 const MMA_KINDS: [(&str, u32); 3] = [("1", 1), ("4", 4), ("section", 1)];
 /// `RING_BYTES` of `kernels/ring.cuh`.
@@ -36,8 +38,8 @@ const ATTEND_WORDS: usize = 768;
 pub(super) struct AttendFunctions {
     /// Of `attend.cu`, by the code of the page's format, then by query tile.
     any: Vec<[CudaFunction; QUERY_TILES.len()]>,
-    /// Of `attend_mma.cu`, for f16 and bf16 by elements of a head, then by kind.
-    mma: [[[CudaFunction; MMA_KINDS.len()]; MMA_DIMS.len()]; 2],
+    /// Of `attend_mma.cu` and, last, `attend_mma_int8.cu`, by elements of a head, then by kind.
+    mma: [[[CudaFunction; MMA_KINDS.len()]; MMA_DIMS.len()]; MMA_FORMATS.len()],
 }
 
 /// A function and what a block of it is.
@@ -49,39 +51,40 @@ struct Choice<'a> {
 }
 
 impl AttendFunctions {
-    pub(super) fn load(any: &Arc<CudaModule>, mma: &Arc<CudaModule>) -> Result<Self> {
+    pub(super) fn load(any: &Arc<CudaModule>, mma: &Arc<CudaModule>, mma_int8: &Arc<CudaModule>) -> Result<Self> {
         let by_tile = |format: PageFormat| {
             let [a, b, c] = QUERY_TILES.map(|q| function(any, &format!("attend_{}_{q}", format.name())));
             Ok([a?, b?, c?])
         };
-        let by_kind = |dtype: Dtype, dim: u32| {
+        let by_kind = |format: PageFormat, dim: u32| {
+            let module = if format.is_quantized() { mma_int8 } else { mma };
             let load = |(kind, warps): (&str, u32)| {
-                let function = function(mma, &format!("attend_{}_{dim}_{kind}", dtype.name()))?;
+                let function = function(module, &format!("attend_{}_{dim}_{kind}", format.name()))?;
                 let set = function.set_attribute(SHARED_BYTES, (warps * RING_BYTES) as i32);
                 set.map_err(super::failed("cuFuncSetAttribute")).map(|()| function)
             };
             let [one, four, section] = MMA_KINDS.map(load);
             Ok::<_, Error>([one?, four?, section?])
         };
-        let by_dim = |dtype| {
-            let [small, large] = MMA_DIMS.map(|dim| by_kind(dtype, dim));
+        let by_dim = |format| {
+            let [small, large] = MMA_DIMS.map(|dim| by_kind(format, dim));
             Ok::<_, Error>([small?, large?])
         };
         let any = PageFormat::ALL.into_iter().map(by_tile).collect::<Result<_>>()?;
-        Ok(AttendFunctions { any, mma: [by_dim(Dtype::F16)?, by_dim(Dtype::Bf16)?] })
+        let [f16, bf16, int8] = MMA_FORMATS.map(by_dim);
+        Ok(AttendFunctions { any, mma: [f16?, bf16?, int8?] })
     }
 
-    /// The functions on tensor cores that take these pages and queries, by kind. They round neither: a query is what a page
-    /// could hold, so its type must be the page's.
+    /// The functions on tensor cores that take these pages and queries, by kind. They round neither: over native pages a query
+    /// is what a page could hold, so its type must be the page's.
     fn on_tensor_cores(&self, record: &Record, q: Dtype) -> Option<&[CudaFunction; MMA_KINDS.len()]> {
-        let by_dim = match (record.format(), q) {
-            (PageFormat::F16, Dtype::F16) => &self.mma[0],
-            (PageFormat::Bf16, Dtype::Bf16) => &self.mma[1],
-            _ => return None,
-        };
+        let format = MMA_FORMATS.iter().position(|&format| format == record.format())?;
+        if record.format().dtype().is_some_and(|dtype| dtype != q) {
+            return None;
+        }
         let geometry = record.geometry();
         let dim = MMA_DIMS.iter().position(|&dim| [geometry.k_dim(), geometry.v_dim()] == [dim; 2])?;
-        Some(&by_dim[dim])
+        Some(&self.mma[format][dim])
     }
 
     /// The function for tiles of up to `vectors` query vectors, more than a block takes being several blocks. Which of the
@@ -155,7 +158,7 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
         arg(&vector_tiles),
     ];
     let block = (choice.threads, choice.shared);
-    // SAFETY: the parameters of every `attend_…` in kernels/attend.cu and attend_mma.cu; tiles, rows, queries, channels and
+    // SAFETY: the parameters of every `attend_…` in kernels/attend.cu, attend_mma.cu and attend_mma_int8.cu; tiles, rows, queries, channels and
     // states were validated, and table entries are the store's to keep valid.
     unsafe { launch_with(choice.function, stream, blocks(choice.query_tile), block, list) }
 }

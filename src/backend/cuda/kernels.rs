@@ -69,7 +69,11 @@ impl Kernels {
         let module = |fatbin: &[u8]| context.load_module(Ptx::from_binary(fatbin.to_vec())).map_err(refused);
         let append = module(fatbin!("append"))?;
         let merge = module(fatbin!("merge"))?;
-        let attend = AttendFunctions::load(&module(fatbin!("attend"))?, &module(fatbin!("attend_mma"))?)?;
+        let attend = AttendFunctions::load(
+            &module(fatbin!("attend"))?,
+            &module(fatbin!("attend_mma"))?,
+            &module(fatbin!("attend_mma_int8"))?,
+        )?;
         let (project, score) = (module(fatbin!("project"))?, module(fatbin!("score"))?);
         let limit = |attribute| context.attribute(attribute).map_err(failed("cuDeviceGetAttribute"));
         Ok(Kernels {

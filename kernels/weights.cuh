@@ -1,0 +1,59 @@
+// How do scores become weights, and weights factors of a product? The softmax of a group, two columns a thread.
+#pragma once
+#include "mma.cuh"
+#include "states.cuh"
+
+// Whether column `c` of this thread sees token lane / 4 of a piece of the group, or as `half` 1 the one eight later.
+__device__ __forceinline__ bool sees_token(const Columns& columns, int group, int c, int piece, int half) {
+    const int token = group * GROUP + int(threadIdx.x % 32) / 4 + piece * PIECE + half * 8;
+    return token >= columns.from[c] && token < columns.to[c];
+}
+
+// The scores of a group become weights, once they are multiplied by their columns' scales.
+template <int DIM>
+__device__ __forceinline__ void find_weights(const Columns& columns, int group, const float (&scale)[2],
+                                             float (&scores)[PIECES][4], State<DIM>& state) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+        const auto sees = [&](int piece, int half) { return sees_token(columns, group, c, piece, half); };
+        float m = -FLT_MAX, l = 0;
+#pragma unroll
+        for (int i = 0; i < 2 * PIECES; ++i) {
+            float& score = scores[i / 2][i % 2 * 2 + c];
+            score = sees(i / 2, i % 2) ? __fmul_rn(score, scale[c]) : -FLT_MAX;
+            m = fmaxf(m, score);
+        }
+#pragma unroll
+        for (int mask = 4; mask <= 16; mask *= 2) m = fmaxf(m, __shfl_xor_sync(WHOLE_WARP, m, mask));
+#pragma unroll
+        for (int i = 0; i < 2 * PIECES; ++i) {
+            float& score = scores[i / 2][i % 2 * 2 + c];
+            score = sees(i / 2, i % 2) ? exp2f(__fsub_rn(score, m)) : 0.0f;
+            l = __fadd_rn(l, score);
+        }
+#pragma unroll
+        for (int mask = 4; mask <= 16; mask *= 2) l = __fadd_rn(l, __shfl_xor_sync(WHOLE_WARP, l, mask));
+        state.m[c] = m;
+        state.l[c] = l;
+    }
+}
+
+// A piece's weights as two summands of 16 bits each, tokens × columns.
+template <u32 FORMAT>
+struct Weights {
+    u32 high[2], low[2];
+    __device__ __forceinline__ explicit Weights(const float (&weights)[4]) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float x = weights[2 * half], y = weights[2 * half + 1];
+            const u32 rounded = pack<FORMAT>(x, y);
+            const float2 whole = unpack<FORMAT>(rounded);
+            high[half] = transpose(rounded);
+            low[half] = transpose(pack<FORMAT>(__fsub_rn(x, whole.x), __fsub_rn(y, whole.y)));
+        }
+    }
+    __device__ __forceinline__ void times(float (&o)[4], const u32 (&v)[4]) const {
+        multiply<FORMAT>(o, v, high);
+        multiply<FORMAT>(o, v, low);
+    }
+};
