@@ -219,7 +219,13 @@ impl Kernel {
                 ]
             ),
             Kernel::Merge => {
-                spec!("merge", "merge", [Read, Write, Write], None, ["params", "numeric", "softmax", "add", "states", "merge"])
+                spec!(
+                    "merge",
+                    "merge",
+                    [Read, Write, Write],
+                    None,
+                    ["params", "numeric", "softmax", "add", "states", "merge"]
+                )
             }
             Kernel::Fold => spec!("fold", "fold", [Write], None, ["params", "softmax", "add", "states", "fold"]),
             Kernel::Project => spec!(
