@@ -1,4 +1,5 @@
-// How do states fold into one state? A workgroup takes one row and head, each thread four elements.
+// How do states fold into one state? In order, whatever they cover. A workgroup takes one row and head, each thread four
+// elements.
 
 struct FoldParams {
     q_heads: u32,
@@ -35,9 +36,11 @@ fn fold(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let sources = load_fold_row(params.rows_at + 4u * row);
     let element = thread << 2u;
-    var total: Total;
+    var total = nothing();
     if (element < params.v_dim) {
-        total = fold_states(sources.state, sources.states, head, element);
+        for (var i = 0u; i < sources.states; i++) {
+            total = plus(total, load_state(sources.state + i, head, element));
+        }
     }
     // The target may be the first source, whose maximum, sum and constant every thread has read by now.
     storageBarrier();

@@ -1,4 +1,5 @@
-// How do the states of an output row fold into its output? In order, each thread four elements of one head.
+// How do the states of an output row fold into its output? Those of a section in order, then the sections in order; each
+// thread has four elements of one head.
 
 struct MergeParams {
     out: ViewParams,
@@ -10,12 +11,13 @@ struct MergeParams {
     rows_at: u32,
     rows: u32,
     with_lse: u32,
-    reserved: u32,
+    section: u32,
 }
 
 struct MergeRow {
     state: u32,
     states: u32,
+    before: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: MergeParams;
@@ -28,7 +30,7 @@ const LN_2 = 0.69314718;
 const MINUS_INFINITY = 0xff800000u;
 
 fn load_merge_row(at: u32) -> MergeRow {
-    return MergeRow(descriptors[at], descriptors[at + 1u]);
+    return MergeRow(descriptors[at], descriptors[at + 1u], descriptors[at + 2u]);
 }
 
 fn store_four(index: u32, value: vec4<f32>) {
@@ -44,6 +46,23 @@ fn store_four(index: u32, value: vec4<f32>) {
     }
 }
 
+fn fold_sections(sources: MergeRow, head: u32, element: u32) -> Total {
+    var total = nothing();
+    var section = nothing();
+    // States that the section still lacks.
+    var missing = params.section - sources.before;
+    for (var i = 0u; i < sources.states; i++) {
+        section = plus(section, load_state(sources.state + i, head, element));
+        missing -= 1u;
+        if (missing == 0u) {
+            total = plus(total, section);
+            section = nothing();
+            missing = params.section;
+        }
+    }
+    return plus(total, section);
+}
+
 @compute @workgroup_size(64)
 fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let number = (group.y * FOLD + group.x) * 64u + thread;
@@ -54,8 +73,8 @@ fn merge(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_inde
     if (row >= params.rows) {
         return;
     }
-    let sources = load_merge_row(params.rows_at + 2u * row);
-    let total = fold_states(sources.state, sources.states, head, element);
+    let sources = load_merge_row(params.rows_at + 3u * row);
+    let total = fold_sections(sources, head, element);
     let empty = total.l == 0.0;
     let divisor = select(total.l, 1.0, empty);
     store_four(element_at(params.out, row, head, element), select(total.o / divisor, vec4(0.0), empty));

@@ -1,4 +1,5 @@
-// Which queries does a workgroup attend? Four lanes of one tile, split and KV head, and what each of them sees.
+// Which queries does a workgroup attend? Four lanes of one tile, part of its context (a split, or a section of splits) and KV
+// head, and what each of them sees.
 
 struct AttendParams {
     record: RecordParams,
@@ -38,6 +39,7 @@ struct Row {
 @group(1) @binding(1) var<storage, read> queries: array<u32>;
 @group(1) @binding(2) var<storage, read_write> states: array<f32>;
 
+const SPLIT_SHIFT = 8u;
 const SPLIT = 256u;
 
 fn load_tile(number: u32) -> Tile {
@@ -74,7 +76,7 @@ fn find_tile(item: u32) -> Tile {
 
 // The work item's query vectors, one a lane.
 struct Lanes {
-    // Tokens seen, counted from the split's first one; none where `to` is 0.
+    // Tokens seen, counted from the part's first one; none where `to` is 0.
     from_token: vec4<u32>,
     to_token: vec4<u32>,
     // Element index of the query.
@@ -83,9 +85,9 @@ struct Lanes {
     state: vec4<u32>,
 }
 
-fn load_lanes(tile: Tile, split: u32, kv_head: u32, first_vector: u32) -> Lanes {
+fn load_lanes(tile: Tile, part: u32, kv_head: u32, first_vector: u32) -> Lanes {
     var lanes = Lanes(vec4(0u), vec4(0u), vec4(0u), vec4(0u));
-    let first = split << params.split_shift;
+    let first = part << params.split_shift;
     for (var lane = 0u; lane < 4u; lane++) {
         // A lane without a query repeats the tile's last one and writes nothing.
         let member = min(first_vector + lane, tile.rows * params.group - 1u);
@@ -93,14 +95,23 @@ fn load_lanes(tile: Tile, split: u32, kv_head: u32, first_vector: u32) -> Lanes 
         let head = kv_head * params.group + member % params.group;
         let row = load_row(number);
         let from_token = max(row.start, first) - first;
-        let to_token = min(max(row.end, first) - first, SPLIT);
+        let to_token = min(max(row.end, first) - first, 1u << params.split_shift);
         let seen = member == first_vector + lane && from_token < to_token;
         lanes.from_token[lane] = select(0u, from_token, seen);
         lanes.to_token[lane] = select(0u, to_token, seen);
         lanes.query[lane] = element_at(params.q, number, head, 0u);
-        lanes.state[lane] = ((row.state + split - row.split) * params.q_heads + head) * params.state_words;
+        lanes.state[lane] = ((row.state + part - row.split) * params.q_heads + head) * params.state_words;
     }
     return lanes;
+}
+
+// The same of the split that starts `skipped` tokens into the part, whose first token is now the one counted from.
+fn lanes_of_split(lanes: Lanes, skipped: u32) -> Lanes {
+    let from_token = max(lanes.from_token, vec4(skipped)) - skipped;
+    let to_token = min(max(lanes.to_token, vec4(skipped)) - skipped, vec4(SPLIT));
+    let seen = from_token < to_token;
+    let none = vec4(0u);
+    return Lanes(select(none, from_token, seen), select(none, to_token, seen), lanes.query, lanes.state);
 }
 
 fn sees(lanes: Lanes, token: u32) -> vec4<bool> {

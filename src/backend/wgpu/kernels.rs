@@ -196,7 +196,7 @@ impl Kernel {
                 "attend",
                 [Read, Read, Write],
                 Some(ReadQuads),
-                ["params", "record", "numeric", "softmax", "tiles", "attend", "attend_native"]
+                ["params", "record", "numeric", "softmax", "add", "tiles", "outputs", "attend", "attend_native"]
             ),
             Kernel::AttendInt8(_) => spec!(
                 "attend-int8",
@@ -208,18 +208,26 @@ impl Kernel {
                     "record",
                     "numeric",
                     "softmax",
+                    "add",
                     "channels",
                     "codes",
                     "halves",
                     "tiles",
+                    "outputs",
                     "attend",
                     "attend_int8"
                 ]
             ),
             Kernel::Merge => {
-                spec!("merge", "merge", [Read, Write, Write], None, ["params", "numeric", "softmax", "states", "merge"])
+                spec!(
+                    "merge",
+                    "merge",
+                    [Read, Write, Write],
+                    None,
+                    ["params", "numeric", "softmax", "add", "states", "merge"]
+                )
             }
-            Kernel::Fold => spec!("fold", "fold", [Write], None, ["params", "softmax", "states", "fold"]),
+            Kernel::Fold => spec!("fold", "fold", [Write], None, ["params", "softmax", "add", "states", "fold"]),
             Kernel::Project => spec!(
                 "project",
                 "project",
