@@ -12,7 +12,8 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const KERNELS: [&str; 9] = ["append", "transfer", "attend", "attend_mma", "attend_mma_int8", "merge", "project", "score", "sum"];
+const KERNELS: [&str; 9] =
+    ["append", "transfer", "attend", "attend_mma", "attend_mma_int8", "merge", "project", "score", "sum"];
 const HEADERS: [&str; 20] = [
     "params",
     "append",

@@ -25,7 +25,7 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     let mut add = |weight, name: &str, run: fn(&B, PageFormat) -> Verdict| {
         list.add(Operation::Attend, format, weight, format!("C1: {name}"), move |b| run(b, format));
     };
-    add(4_000_000, "states of splits or of sections", attends);
+    add(2_900_000, "states of splits or of sections", attends);
     add(1_000_000, "sections of which a row sees nothing that counts", blanks);
 }
 

@@ -89,7 +89,14 @@ impl AttendFunctions {
 
     /// The function for tiles of up to `vectors` query vectors, more than a block takes being several blocks. Which of the
     /// two files computes follows from the pages' format and dims and the queries' type alone; the rest changes no bit.
-    fn choose(&self, record: &Record, q: Dtype, grain: Grain, vectors: u64, few: impl FnOnce(u32) -> bool) -> Choice<'_> {
+    fn choose(
+        &self,
+        record: &Record,
+        q: Dtype,
+        grain: Grain,
+        vectors: u64,
+        few: impl FnOnce(u32) -> bool,
+    ) -> Choice<'_> {
         if let Some(functions) = self.on_tensor_cores(record, q) {
             let kind = match grain {
                 Grain::Section => 2,
@@ -158,7 +165,7 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
         arg(&vector_tiles),
     ];
     let block = (choice.threads, choice.shared);
-    // SAFETY: the parameters of every `attend_…` in kernels/attend.cu, attend_mma.cu and attend_mma_int8.cu; tiles, rows, queries, channels and
-    // states were validated, and table entries are the store's to keep valid.
+    // SAFETY: the parameters of every `attend_…` in kernels/attend.cu, attend_mma.cu and attend_mma_int8.cu; tiles, rows,
+    // queries, channels and states were validated, and table entries are the store's to keep valid.
     unsafe { launch_with(choice.function, stream, blocks(choice.query_tile), block, list) }
 }

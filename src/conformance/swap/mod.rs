@@ -35,11 +35,11 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     add(5_000, "bad input", refusals::bad_input);
     add(20_000, "the second of three pages comes back as itself", order::one_of_three);
     add(100_000, "the smallest budget", bits::smallest_budget);
-    add(2_000_000, "C1 whatever the budget, tiles and policy", bits::any_configuration);
+    add(4_000_000, "C1 whatever the budget, tiles and policy", bits::any_configuration);
     add(500_000, "C1 in many batches of states", bits::many_batches);
-    add(200_000, "splits that are half there", bits::half_resident_splits);
+    add(4_000_000, "splits that are half there", bits::half_resident_splits);
     add(200_000, "writes of no tokens", bits::empty_writes);
-    add(500_000, "a prefill longer than the device", long::prefill);
+    add(4_000_000, "a prefill longer than the device", long::prefill);
     add(200_000, "writes into pages that left", long::write_into_swapped);
     add(500_000, "each full page goes out once", long::written_once);
     add(50_000, "a long life on a device that holds all", long::long_life);
