@@ -26,11 +26,11 @@ __device__ __forceinline__ bool holds(const Part& part, u32 dim, const RecordPar
 extern "C" __global__ void __launch_bounds__(THREADS)
     append(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena,
            const __grid_constant__ Descriptors descriptors,
-           const u64 k, const u64 v, u32* non_finite_count, const u32 parts) {
-    const AppendRun* runs = reinterpret_cast<const AppendRun*>(words_of(descriptors) + p.runs_at);
+           const u64 k, const u64 v, u32* non_finite_count, const u32 parts, const u32 stretch) {
+    const Runs runs = {words_of(descriptors) + p.runs_at, stretch != 0};
     const u64 total = u64(p.runs) * parts;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
-        const AppendRun run = runs[work / parts];
+        const AppendRun run = runs.at(p, u32(work / parts));
         const u32 rows = p.record.kv_heads * run.tokens;
         const u32 k_chunks = rows * (p.record.k_dim / CHUNK);
         const u32 v_chunks = rows * (p.record.v_dim / CHUNK);
@@ -50,11 +50,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     append_int8(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena,
                 const __grid_constant__ Descriptors descriptors,
-                const u64 k, const u64 v, const float* channels, u32* non_finite_count, const u32 parts) {
-    const AppendRun* runs = reinterpret_cast<const AppendRun*>(words_of(descriptors) + p.runs_at);
+                const u64 k, const u64 v, const float* channels, u32* non_finite_count, const u32 parts, const u32 stretch) {
+    const Runs runs = {words_of(descriptors) + p.runs_at, stretch != 0};
     const u64 total = u64(p.runs) * parts;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
-        const AppendRun run = runs[work / parts];
+        const AppendRun run = runs.at(p, u32(work / parts));
         const u32 rows = p.record.kv_heads * run.tokens;
         const u32 k_threads = threads_of(rows, p.record.k_dim);
         const u32 v_threads = threads_of(rows, p.record.v_dim);

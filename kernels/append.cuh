@@ -44,6 +44,26 @@ __device__ __forceinline__ void store_chunk(u64 at, const u32 (&bits)[CHUNK], u3
     }
 }
 
+// The runs of a launch: as they are, or those of one sequence over page after page, which are a first token, a slot and a
+// number of tokens, and then the frames (`stretch` of src/backend/cuda/append.rs).
+struct Runs {
+    const u32* words;
+    bool stretch;
+
+    __device__ __forceinline__ AppendRun at(const AppendParams& p, u32 index) const {
+        if (!stretch) return reinterpret_cast<const AppendRun*>(words)[index];
+        const u32 slot = words[2], page = 1u << p.record.page_shift;
+        const u32 before = index == 0 ? 0 : index * page - slot;  // tokens in the pages before
+        AppendRun run = {};
+        run.k_offset = words[0] + before * p.k.row;
+        run.v_offset = words[1] + before * p.v.row;
+        run.frame = words[4 + index];
+        run.slot = index == 0 ? slot : 0;
+        run.tokens = min(page - run.slot, words[3] - before);
+        return run;
+    }
+};
+
 // A thread's part of a row: eight elements from `first` on of a token of a run.
 struct Part {
     u32 head, token, first;

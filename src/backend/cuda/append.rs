@@ -7,7 +7,7 @@ use super::predict::{PROJECT_THREADS, TILE};
 use super::stream::CudaStream;
 use crate::Result;
 use crate::backend::ops::{Append, Onto};
-use crate::backend::params::{AppendParams, ProjectParams};
+use crate::backend::params::{AppendParams, AppendRun, ProjectParams};
 use crate::predictor::Projections;
 
 /// `THREADS` and `CHUNK` of `kernels/append.cu`.
@@ -40,7 +40,11 @@ pub(super) fn append(kernels: &Kernels, stream: &mut CudaStream, args: &Append<'
     };
     let parts = (threads(geometry.k_dim()) + threads(geometry.v_dim())).div_ceil(THREADS);
     let blocks = u64::from(params.runs) * u64::from(parts);
-    let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.runs)])?;
+    let rows = [args.k.strides[0], args.v.strides[0]].map(|row| row as u32);
+    let stretched = stretch(args.runs, geometry.page_tokens(), rows);
+    let runs = stretched.as_deref().unwrap_or(bytemuck::cast_slice(args.runs));
+    let descriptors = stream.descriptors(&[runs])?;
+    let stretch = u32::from(stretched.is_some());
     let (k, v) = (args.k.buffer.at(args.k.offset), args.v.buffer.at(args.v.offset));
     let counter = args.non_finite.address();
     if quantizes {
@@ -54,14 +58,49 @@ pub(super) fn append(kernels: &Kernels, stream: &mut CudaStream, args: &Append<'
             arg(&channels),
             arg(&counter),
             arg(&parts),
+            arg(&stretch),
         ];
         // SAFETY: the parameters of `append_int8` in kernels/append.cu; frames, slots, views, channels and counter were
         // validated.
         return unsafe { launch(&kernels.append_int8, stream, blocks, THREADS, list) };
     }
-    let list = &mut [arg(&params), arg(&arena), arg(&descriptors), arg(&k), arg(&v), arg(&counter), arg(&parts)];
+    let list = &mut [
+        arg(&params),
+        arg(&arena),
+        arg(&descriptors),
+        arg(&k),
+        arg(&v),
+        arg(&counter),
+        arg(&parts),
+        arg(&stretch),
+    ];
     // SAFETY: the parameters of `append` in kernels/append.cu; frames, slots, views and counter were validated.
     unsafe { launch(&kernels.append, stream, blocks, THREADS, list) }
+}
+
+/// The words of runs of one sequence over page after page, which differ in their frames alone: `Runs` of
+/// `kernels/append.cuh`. `rows` are the elements from one token of K and of V to the next.
+fn stretch(runs: &[AppendRun], page: u32, rows: [u32; 2]) -> Option<Vec<u32>> {
+    let [first, _, ..] = runs else { return None };
+    let total = runs.iter().map(|run| run.tokens).sum::<u32>();
+    let mut before = 0u32;
+    for (at, run) in runs.iter().enumerate() {
+        let slot = if at == 0 { first.slot } else { 0 };
+        let [k_offset, v_offset] = rows.map(|row| before.wrapping_mul(row));
+        let expected = AppendRun {
+            k_offset: first.k_offset.wrapping_add(k_offset),
+            v_offset: first.v_offset.wrapping_add(v_offset),
+            slot,
+            tokens: (page - slot).min(total - before),
+            ..*run
+        };
+        if *run != expected {
+            return None;
+        }
+        before += run.tokens;
+    }
+    let head = [first.k_offset, first.v_offset, first.slot, total];
+    Some(head.into_iter().chain(runs.iter().map(|run| run.frame)).collect())
 }
 
 /// Launches an append that projects its keys too: a block for each sixteen tokens of a run and KV head.
@@ -105,4 +144,52 @@ fn append_project(
     // SAFETY: the parameters of `append_project` in kernels/project.cu; frames, slots, views, records, basis, channels and
     // counter were validated.
     unsafe { launch(&kernels.append_project, stream, blocks, PROJECT_THREADS, list) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `tokens` tokens from slot `slot` on, over pages of 16; rows of 100 and 200 elements.
+    fn runs(slot: u32, tokens: u32) -> Vec<AppendRun> {
+        let (mut runs, mut done, mut slot) = (Vec::new(), 0, slot);
+        while done < tokens {
+            let here = (16 - slot).min(tokens - done);
+            let frame = 7 * (runs.len() as u32 + 3) % 64;
+            let (k_offset, v_offset) = (5 + done * 100, 9 + done * 200);
+            runs.push(AppendRun { k_offset, v_offset, frame, slot, tokens: here, page: 1, reserved: [0; 2] });
+            (done, slot) = (done + here, 0);
+        }
+        runs
+    }
+
+    #[test]
+    fn runs_of_one_sequence_are_a_stretch() {
+        for (slot, tokens) in [(0, 17), (0, 32), (15, 2), (3, 500), (8, 24)] {
+            let runs = runs(slot, tokens);
+            let words = stretch(&runs, 16, [100, 200]).unwrap();
+            assert_eq!(words[..4], [5, 9, slot, tokens]);
+            assert_eq!(words[4..], runs.iter().map(|run| run.frame).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn other_runs_are_not() {
+        assert_eq!(stretch(&[], 16, [100, 200]), None);
+        assert_eq!(stretch(&runs(0, 16), 16, [100, 200]), None, "a lone run is as short");
+        assert_eq!(stretch(&runs(0, 48), 16, [100, 201]), None);
+        assert_eq!(stretch(&runs(0, 48), 32, [100, 200]), None);
+        for change in [
+            |run: &mut AppendRun| run.k_offset += 1,
+            |run: &mut AppendRun| run.v_offset += 1,
+            |run: &mut AppendRun| run.slot += 1,
+            |run: &mut AppendRun| run.tokens -= 1,
+        ] {
+            let mut changed = runs(3, 40);
+            change(&mut changed[1]);
+            assert_eq!(stretch(&changed, 16, [100, 200]), None);
+        }
+        let twice: Vec<AppendRun> = [runs(0, 24), runs(0, 24)].concat();
+        assert_eq!(stretch(&twice, 16, [100, 200]), None, "two sequences");
+    }
 }
