@@ -4,8 +4,9 @@
 //
 // To fold a state is o ← o · 2^(before − top) + o' · 2^(m' − top), where `before` and `top` are the largest m of the states
 // up to it, without it and with it. Threads find these maxima together; what is left in sequence is one fused multiply-add
-// a state and element, and one more a section. `merge` has a thread for four elements of a row and head, `merge_long` a
-// block for sixteen: for many states of few rows. They give the same bits.
+// a state and element, and one more a section. `merge_4` to `merge_16` have a thread for four elements of a row and head and
+// take that many states at a time, `merge_long` has a block for sixteen elements: for many states of few rows. They give the
+// same bits.
 #include <cfloat>
 #include "descriptors.cuh"
 #include "ptx.cuh"
@@ -105,12 +106,11 @@ __device__ __forceinline__ Link from_lane(const Link& link, u32 lane) {
     return theirs;
 }
 
-// Elements `4 * unit` and the next three of a row's states, in sections of N. A warp takes a batch of whole sections at a
+// Elements `4 * unit` and the next three of a row's states, in sections of N. A warp takes BATCH states, whole sections, at a
 // time; before the row's first state come places of its section that saw nothing.
-template <u32 N, class Params>
+template <u32 N, u32 BATCH, class Params>
 __device__ __forceinline__ Total<4> fold_states(const Params& p, const float* states, const MergeRow& row, u32 head,
                                                 u32 unit) {
-    constexpr u32 BATCH = 16;
     static_assert(BATCH % N == 0, "whole sections");
     const u32 lane = threadIdx.x % 32, end = row.before + row.states;
     Total<4> total;
@@ -137,7 +137,7 @@ __device__ __forceinline__ Total<4> fold_states(const Params& p, const float* st
                 for (int e = 0; e < 4; ++e) o[e] = __fmaf_rn(i % N ? o[e] : -0.0f, link.rescale, link.scaled(x[e]));
                 l = __fmaf_rn(i % N ? l : -0.0f, link.rescale, link.scaled(state_l));
             }
-            if (i % N < N - 1) continue;
+            if (i % N + 1 < N) continue;
             const Link link = from_lane(mine.outer, i);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
@@ -173,18 +173,21 @@ __device__ __forceinline__ u64 out_at(const MergeParams& p, u32 row, u32 head) {
 
 }  // namespace
 
-// A block takes a row and head.
-extern "C" __global__ void __launch_bounds__(64)
-    merge(const __grid_constant__ MergeParams p, const __grid_constant__ Descriptors descriptors, const float* states,
-          const u64 out, float* lse) {
+constexpr u32 THREADS = 128;
+
+// `width` threads, whole warps, take a row and head.
+template <u32 BATCH>
+__device__ __forceinline__ void merge(const MergeParams& p, const Descriptors& descriptors, const float* states, u64 out,
+                                      float* lse, u32 width) {
     const MergeRow* rows = reinterpret_cast<const MergeRow*>(words_of(descriptors) + p.rows_at);
-    const u32 unit = threadIdx.x;
-    for (u64 work = blockIdx.x; work < u64(p.rows) * p.q_heads; work += gridDim.x) {
+    const u32 unit = threadIdx.x % width, outputs = THREADS / width;
+    const u64 first = u64(blockIdx.x) * outputs + threadIdx.x / width;
+    for (u64 work = first; work < u64(p.rows) * p.q_heads; work += u64(gridDim.x) * outputs) {
         const u32 row = u32(work / p.q_heads), head = u32(work % p.q_heads);
         const MergeRow sources = rows[row];
         await_previous();
-        const Total<4> total = p.section == 1 ? fold_states<1>(p, states, sources, head, unit)
-                                              : fold_states<SECTION>(p, states, sources, head, unit);
+        const Total<4> total = p.section == 1 ? fold_states<1, BATCH>(p, states, sources, head, unit)
+                                              : fold_states<SECTION, BATCH>(p, states, sources, head, unit);
         if (4 * unit < p.v_dim) {
             const u64 at = out_at(p, row, head) + 4 * unit;
             write_pair(out, at, p.out_dtype, total.out(0), total.out(1));
@@ -194,14 +197,25 @@ extern "C" __global__ void __launch_bounds__(64)
     }
 }
 
+#define MERGE(BATCH)                                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        merge_##BATCH(const __grid_constant__ MergeParams p, const __grid_constant__ Descriptors descriptors,          \
+                      const float* states, const u64 out, float* lse, const u32 width) {                               \
+        merge<BATCH>(p, descriptors, states, out, lse, width);                                                         \
+    }
+
+MERGE(4)
+MERGE(8)
+MERGE(16)
+
 constexpr u32 LONG_THREADS = 256;
 constexpr u32 SLICE = 16;
 
 // What a block of merge_long shares: scaled elements, then l. Rows are whole units of sixteen bytes.
 struct Long {
     __align__(16) float parts[LONG_THREADS][SLICE + 4];
-    __align__(16) float rescale[LONG_THREADS], weight[LONG_THREADS];  // inside of a section
-    float outer_rescale[LONG_THREADS], outer_weight[LONG_THREADS];    // of a section
+    __align__(16) float rescale[LONG_THREADS], weight[LONG_THREADS];              // inside of a section
+    __align__(16) float outer_rescale[LONG_THREADS], outer_weight[LONG_THREADS];  // of a section
     float largest[LONG_THREADS / 32], lack;
 };
 
@@ -300,7 +314,7 @@ __device__ __forceinline__ void merge_slice(const MergeParams& p, const float* s
     }
 }
 
-extern "C" __global__ void __launch_bounds__(LONG_THREADS)
+extern "C" __global__ void __launch_bounds__(LONG_THREADS, 2)
     merge_long(const __grid_constant__ MergeParams p, const __grid_constant__ Descriptors descriptors,
                const float* states, const u64 out, float* lse) {
     __shared__ Long shared;
@@ -327,7 +341,7 @@ extern "C" __global__ void __launch_bounds__(64)
     for (u64 work = blockIdx.x; work < u64(p.rows) * p.q_heads; work += gridDim.x) {
         const u32 head = u32(work % p.q_heads);
         const FoldRow row = rows[work / p.q_heads];
-        const Total<4> total = fold_states<1>(p, states, {row.state, row.states, 0}, head, unit);
+        const Total<4> total = fold_states<1, 16>(p, states, {row.state, row.states, 0}, head, unit);
         __syncthreads();
         float* to = states + state_at(p, row.to, head);
         const auto o = [&](int i) { return total.seen() ? total.o[i] : 0.0f; };

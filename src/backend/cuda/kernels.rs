@@ -3,6 +3,7 @@
 use super::attend::AttendFunctions;
 use super::driver::{failed, unavailable};
 use super::memory::CudaMemory;
+use super::merge::MERGE_BATCHES;
 use super::stream::CudaStream;
 use crate::Result;
 use crate::backend::ops::{Arena, Channels};
@@ -41,7 +42,8 @@ pub(super) struct Kernels {
     pub(super) append_int8: CudaFunction,
     pub(super) transfer: CudaFunction,
     pub(super) sum: CudaFunction,
-    pub(super) merge: CudaFunction,
+    /// By [`MERGE_BATCHES`].
+    pub(super) merge: [CudaFunction; MERGE_BATCHES.len()],
     pub(super) merge_long: CudaFunction,
     pub(super) fold: CudaFunction,
     pub(super) project: CudaFunction,
@@ -75,13 +77,14 @@ impl Kernels {
             &module(fatbin!("attend_mma_int8"))?,
         )?;
         let (project, score) = (module(fatbin!("project"))?, module(fatbin!("score"))?);
+        let [first, second, third] = MERGE_BATCHES.map(|batch| function(&merge, &format!("merge_{batch}")));
         let limit = |attribute| context.attribute(attribute).map_err(failed("cuDeviceGetAttribute"));
         Ok(Kernels {
             append: function(&append, "append")?,
             append_int8: function(&append, "append_int8")?,
             transfer: function(&module(fatbin!("transfer"))?, "transfer")?,
             sum: function(&module(fatbin!("sum"))?, "sum")?,
-            merge: function(&merge, "merge")?,
+            merge: [first?, second?, third?],
             merge_long: function(&merge, "merge_long")?,
             fold: function(&merge, "fold")?,
             project: function(&project, "project")?,

@@ -8,13 +8,19 @@ use crate::attention::state_words;
 use crate::backend::ops::{Fold, Merge};
 use crate::backend::params::{FoldParams, MergeParams, ViewParams};
 
-/// Threads of a block: one for four elements, in whole warps.
-fn threads(v_dim: u32) -> u32 {
+/// Threads of a row and head: one for four elements, in whole warps.
+fn width(v_dim: u32) -> u32 {
     (v_dim / 4).next_multiple_of(32)
 }
 
-/// `LONG_THREADS` and `SLICE` of `kernels/merge.cu`.
+/// States that the functions of `kernels/merge.cu` take at a time, in ascending order. Which one runs changes no bit.
+pub(super) const MERGE_BATCHES: [u32; 3] = [4, 8, 16];
+/// `THREADS` there.
+const THREADS: u32 = 128;
+
+/// `LONG_THREADS` and `SLICE` of `kernels/merge.cu`, and the states that one batch of the others does not take.
 const LONG: (u32, u32) = (256, 16);
+const LONG_FROM: u32 = MERGE_BATCHES[MERGE_BATCHES.len() - 1];
 
 /// Launches a validated merge.
 pub(super) fn merge(kernels: &Kernels, stream: &mut CudaStream, args: &Merge<'_, CudaMemory>) -> Result<()> {
@@ -38,17 +44,21 @@ pub(super) fn merge(kernels: &Kernels, stream: &mut CudaStream, args: &Merge<'_,
     let states = args.states.aligned("the address of the states")?;
     let out = args.out.buffer.at(args.out.offset);
     let lse = args.lse.map_or(0, |lse| lse.buffer.at(lse.offset));
-    let list = &mut [arg(&params), arg(&descriptors), arg(&states), arg(&out), arg(&lse)];
     let outputs = u64::from(rows) * u64::from(args.q_heads);
-    // Both give the same bits.
-    let (function, blocks, threads) = if outputs > kernels.multiprocessors {
-        (&kernels.merge, outputs, threads(args.v_dim))
-    } else {
+    let most = args.rows.iter().map(|row| row.before + row.states).max().unwrap_or(0);
+    let width = width(args.v_dim);
+    let mut list = vec![arg(&params), arg(&descriptors), arg(&states), arg(&out), arg(&lse)];
+    // All give the same bits.
+    let (function, blocks, threads) = if outputs <= kernels.multiprocessors && most > LONG_FROM {
         (&kernels.merge_long, outputs * u64::from(args.v_dim.div_ceil(LONG.1)), LONG.0)
+    } else {
+        let batch = MERGE_BATCHES.iter().position(|&batch| batch >= most).unwrap_or(MERGE_BATCHES.len() - 1);
+        list.push(arg(&width));
+        (&kernels.merge[batch], outputs.div_ceil((THREADS / width).into()), THREADS)
     };
-    // SAFETY: the parameters of both in kernels/merge.cu; states and views were validated. Before they wait, they read
-    // descriptors alone: those in memory come from a copy, which has ended when the kernel starts.
-    unsafe { kernels.launch_early(function, stream, blocks, threads, list) }
+    // SAFETY: the parameters of these functions in kernels/merge.cu; states and views were validated. Before they wait, they
+    // read descriptors alone: those in memory come from a copy, which has ended when the kernel starts.
+    unsafe { kernels.launch_early(function, stream, blocks, threads, &mut list) }
 }
 
 /// Launches a validated fold.
@@ -69,5 +79,5 @@ pub(super) fn fold(kernels: &Kernels, stream: &mut CudaStream, args: &Fold<'_, C
     let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.rows)])?;
     let list = &mut [arg(&params), arg(&descriptors), arg(&states)];
     // SAFETY: the parameters of `fold` in kernels/merge.cu; the states were validated.
-    unsafe { launch(&kernels.fold, stream, u64::from(rows) * u64::from(args.q_heads), threads(args.v_dim), list) }
+    unsafe { launch(&kernels.fold, stream, u64::from(rows) * u64::from(args.q_heads), width(args.v_dim), list) }
 }
