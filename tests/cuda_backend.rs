@@ -577,7 +577,8 @@ fn events_tell_how_long_work_took() -> Result<()> {
     assert!(cuda.is_done(&before)? && cuda.is_done(&after)?);
     let took = cuda.elapsed(&before, &after)?.expect("CUDA tells the time");
     // 4 GiB: faster than any card's memory would be wrong, and slower than its link too.
-    assert!(took > Duration::from_micros(100) && took < Duration::from_secs(2), "{took:?}");
+    let slowest = Duration::from_secs(if cuda.caps().adapter.contains("emulated") { 100 } else { 2 });
+    assert!(took > Duration::from_micros(100) && took < slowest, "{took:?}");
     assert_eq!(cuda.elapsed(&after, &before)?, Some(Duration::ZERO));
     Ok(())
 }

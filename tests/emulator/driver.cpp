@@ -22,6 +22,7 @@ using Work = std::function<void()>;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t MEMORY = size_t(16) << 30;
+constexpr size_t CONTEXT = size_t(64) << 20;  // what a context takes of it
 constexpr size_t GARBAGE = size_t(64) << 20;  // bytes of an allocation that start with it
 constexpr size_t PAGE = 4096;
 
@@ -86,7 +87,7 @@ struct Memory {
     bool host;
 };
 std::map<uintptr_t, Memory> memories;
-size_t used = 0;
+size_t used = CONTEXT;
 
 std::shared_ptr<CUstream_st> stream_of(CUstream raw) {
     if (raw == CU_STREAM_LEGACY || raw == CU_STREAM_PER_THREAD) raw = nullptr;
