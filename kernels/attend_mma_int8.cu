@@ -50,7 +50,7 @@ __device__ __forceinline__ QueryColumns<DIM> load_query(const AttendParams& p, u
     for (u32 i = 0; i < DIM / 16; ++i) {
 #pragma unroll
         for (u32 e = 0; e < 2; ++e) {
-            split(__fmul_rn(x[i][2 * e], power.down), __fmul_rn(x[i][2 * e + 1], power.down), query.high[i][e],
+            pack_sum<F16>(__fmul_rn(x[i][2 * e], power.down), __fmul_rn(x[i][2 * e + 1], power.down), query.high[i][e],
                   query.low[i][e]);
             low |= query.low[i][e] & 0x7fff7fff;
         }

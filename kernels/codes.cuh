@@ -11,13 +11,6 @@ __device__ __forceinline__ u32 codes_of(u32 word) {
     return *reinterpret_cast<const u32*>(&codes);
 }
 
-// Of two floats: the nearest f16, and what is left.
-__device__ __forceinline__ void split(float x, float y, u32& high, u32& low) {
-    high = pack<F16>(x, y);
-    const float2 whole = unpack<F16>(high);
-    low = pack<F16>(__fsub_rn(x, whole.x), __fsub_rn(y, whole.y));
-}
-
 // The power of two that brings numbers up to `largest` near 1, and its inverse.
 struct Power {
     float down, up;

@@ -1,6 +1,8 @@
-// What are two states multiplied by when they become one? Every fold of states is this one: see merge.cu.
+// How do states fold? Splits by sections, and two states by what they are multiplied by: see merge.cu, whose fold this is.
 #pragma once
 #include "params.cuh"
+
+constexpr u32 SECTION = 4;  // splits whose states fold first: `SECTION` of src/attention/mod.rs
 
 struct Factors {
     float m, mine, theirs;

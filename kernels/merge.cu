@@ -9,13 +9,13 @@
 // same bits.
 #include <cfloat>
 #include "descriptors.cuh"
+#include "fold.cuh"
 #include "ptx.cuh"
 #include "numeric.cuh"
 
 namespace {
 
 constexpr u32 ALL = 0xffffffff;
-constexpr u32 SECTION = 4;  // states of splits
 
 __device__ __forceinline__ float nothing() { return __uint_as_float(0xff800000); }
 

@@ -23,6 +23,14 @@ __device__ __forceinline__ float2 unpack(u32 word) {
     return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000));
 }
 
+// Two floats as the sum of two words: the nearest elements, and what is left.
+template <u32 FORMAT>
+__device__ __forceinline__ void pack_sum(float x, float y, u32& high, u32& low) {
+    high = pack<FORMAT>(x, y);
+    const float2 whole = unpack<FORMAT>(high);
+    low = pack<FORMAT>(__fsub_rn(x, whole.x), __fsub_rn(y, whole.y));
+}
+
 // `multiply_f16` or `multiply_bf16`.
 template <u32 FORMAT>
 __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {

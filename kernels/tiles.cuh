@@ -1,10 +1,10 @@
 // Which tokens does each query vector see? Work items, their tiles, and the tokens of a tile's vectors.
 #pragma once
 #include "descriptors.cuh"
+#include "fold.cuh"
 #include "numeric.cuh"
 
 constexpr int SPLIT = 256;
-constexpr int SECTION = 4;  // splits
 
 // Tiles and rows: those of 64 sequences that decode fit. `ATTEND_WORDS` of src/backend/cuda/attend.rs.
 using AttendDescriptors = DescriptorsOf<768>;
@@ -48,8 +48,8 @@ __device__ __forceinline__ Vector vector_of(const AttendParams& p, const Row* ro
 
 // Tokens of a split or section, by the vectors that see them.
 struct Span {
-    int from = SECTION * SPLIT, to = 0;          // some vector
-    int all_from = 0, all_to = SECTION * SPLIT;  // every vector that sees any
+    int from = int(SECTION) * SPLIT, to = 0;          // some vector
+    int all_from = 0, all_to = int(SECTION) * SPLIT;  // every vector that sees any
 };
 
 template <int Q>

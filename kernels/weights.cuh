@@ -45,11 +45,10 @@ struct Weights {
     __device__ __forceinline__ explicit Weights(const float (&weights)[4]) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const float x = weights[2 * half], y = weights[2 * half + 1];
-            const u32 rounded = pack<FORMAT>(x, y);
-            const float2 whole = unpack<FORMAT>(rounded);
-            high[half] = transpose(rounded);
-            low[half] = transpose(pack<FORMAT>(__fsub_rn(x, whole.x), __fsub_rn(y, whole.y)));
+            u32 large, small;
+            pack_sum<FORMAT>(weights[2 * half], weights[2 * half + 1], large, small);
+            high[half] = transpose(large);
+            low[half] = transpose(small);
         }
     }
     __device__ __forceinline__ void times(float (&o)[4], const u32 (&v)[4]) const {

@@ -22,10 +22,9 @@ pub const SPLIT: u32 = 256;
 pub const SECTION: u32 = 4;
 
 /// What one state of a call covers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Grain {
     /// A split: as many work items as there can be, for calls that would not fill the device otherwise.
-    #[default]
     Split,
     /// A section: a quarter of the states.
     Section,

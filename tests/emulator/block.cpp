@@ -1,3 +1,4 @@
+// How do the threads of a block take turns? Fibers of one thread of the CPU, each with a stack of its own.
 #include "block.h"
 #include <setjmp.h>
 #include <sys/mman.h>

@@ -3,7 +3,7 @@
 use super::kernels::{ArenaArg, Descriptors, Kernels, arg, channels_address, function, launch_with};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
-use crate::attention::{Grain, state_words};
+use crate::attention::{Grain, SECTION, SPLIT, state_words};
 use crate::backend::ops::Attend;
 use crate::backend::params::AttendParams;
 use crate::record::Record;
@@ -16,6 +16,9 @@ use std::sync::Arc;
 /// Query vectors (row × head) that a block can be compiled for, in ascending order. Which one runs changes no bit of the
 /// result.
 pub(super) const QUERY_TILES: [u32; 3] = [1, 4, 8];
+
+// What the kernels are compiled for: `SPLIT` of `kernels/tiles.cuh` and `SECTION` of `kernels/fold.cuh`.
+const _: () = assert!(SPLIT == 256 && SECTION == 4);
 
 /// `THREADS` of `kernels/attend.cu`.
 const THREADS: u32 = 128;

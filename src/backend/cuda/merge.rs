@@ -1,4 +1,5 @@
-//! How are `merge` and `fold` launched? A block for each row and head, or several where there are few.
+//! How are `merge` and `fold` launched? Warps for each row and head, or several blocks where there are few rows of many
+//! states.
 
 use super::kernels::{Kernels, arg, launch};
 use super::memory::CudaMemory;
