@@ -31,7 +31,7 @@ const HEADERS: [&str; 20] = [
     "states",
     "weights",
     "warp",
-    "codes",
+    "digits",
     "fold",
     "mma",
     "ptx",

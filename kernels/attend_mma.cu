@@ -69,17 +69,28 @@ __device__ __forceinline__ void add_masked(const Columns& columns, int token, u3
     }
 }
 
+// Rows of a piece, `from` to `to` of which stay what they are, become zeros elsewhere.
+template <int DIM>
+__device__ __noinline__ void clear_rows(u32 piece, int from, int to) {
+    constexpr u32 CHUNKS = DIM / 8;
+    for (u32 chunk = threadIdx.x % 32; chunk < PIECE * CHUNKS; chunk += 32) {
+        const int row = int(chunk / CHUNKS);
+        if (row < from || row >= to) clear_shared(piece + chunk * 16);
+    }
+    __syncwarp();
+}
+
 template <u32 FORMAT, int DIM, int AT = 0, class RING>
 __device__ __forceinline__ void find_values(RING& ring, const Columns& columns, int group,
                                             const float (&scores)[PIECES][4], State<DIM>& state) {
     if constexpr (AT < PIECES) {
-        const u32 lane = threadIdx.x % 32;
-        const u32 at = ring.template next<PIECES + AT>() + (lane / 16 * 8 + lane % 8) * (2 * DIM) +
-                       (lane / 8 % 2 ^ lane % 8) * 16;
+        const u32 lane = threadIdx.x % 32, piece = ring.template next<PIECES + AT>();
+        const u32 at = piece + (lane / 16 * 8 + lane % 8) * (2 * DIM) + (lane / 8 % 2 ^ lane % 8) * 16;
         const int token = group * GROUP + AT * PIECE;
         const Span& span = columns.span;
         const Weights<FORMAT> weights(scores[AT]);
         if (max(token, span.from) >= span.all_from && min(token + PIECE, span.to) <= span.all_to) {
+            if (token < span.from || token + PIECE > span.to) clear_rows<DIM>(piece, span.from - token, span.to - token);
 #pragma unroll
             for (u32 i = 0; i < DIM / 16; ++i) {
                 u32 v[4];

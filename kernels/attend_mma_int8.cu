@@ -1,20 +1,19 @@
 // attend on tensor cores: the operation of attend.cu, for int8 pages and any queries. See attend_mma.cu for the plan.
 //
-// Codes become f16 on the way into a product. A query takes up the channels of the keys and goes in as the sum of two f16,
-// a weight times its value's scale as well; both are brought near 1 by a power of two before. So a product is as good as one
-// of f32. The scales of keys multiply the scores. What a column does not see has a weight of 0, and codes are finite.
-#include "codes.cuh"
+// Products are of integers, and exact. A query takes up the channels of the keys and becomes, by a power of two, a column of
+// numbers of 24 bits: three digits, each a factor of a product with the codes. So do the weights of a group, times the scales
+// of their values. The scales of keys multiply the scores. What a column does not see has a weight of 0, and codes are finite.
+#include "digits.cuh"
 #include "warp.cuh"
 #include "weights.cuh"
 
 namespace {
 
-// Column lane / 4: its elements, 4 (lane % 4) and the next three of every sixteen. Columns 2 (lane % 4) and the next: what
-// their scores are multiplied by, and what they lack.
+// Column lane / 4: digits of its elements 4 (lane % 4) and the next three of every sixteen, the highest first. Columns
+// 2 (lane % 4) and the next: what their scores are multiplied by, and what they lack.
 template <int DIM>
 struct QueryColumns {
-    u32 high[DIM / 16][2], low[DIM / 16][2];
-    bool exact;  // whether all that is low is zero
+    u32 digits[3][DIM / 16];
     float scale[2], lack[2];
 };
 
@@ -25,6 +24,7 @@ __device__ __forceinline__ QueryColumns<DIM> load_query(const AttendParams& p, u
     const u32 lane = threadIdx.x % 32;
     QueryColumns<DIM> query;
     float x[DIM / 16][4], largest = 0, lack = 0;
+    bool finite = true;
 #pragma unroll
     for (u32 i = 0; i < DIM / 16; ++i) {
         const u32 d = 16 * i + lane % 4 * 4;
@@ -36,27 +36,28 @@ __device__ __forceinline__ QueryColumns<DIM> load_query(const AttendParams& p, u
             const float element = live ? load_element(q, first + u64(d + e) * p.q.element, p.q_dtype) : 0.0f;
             lack = __fmaf_rn(element, means[e], lack);
             x[i][e] = __fmul_rn(element, scales[e]);
+            finite = finite && fabsf(x[i][e]) <= FLT_MAX;
             largest = fmaxf(largest, fabsf(x[i][e]));
         }
     }
+    float scale = finite ? p.scale_log2 : NAN;
 #pragma unroll
     for (int mask = 1; mask <= 2; mask *= 2) {
         lack = __fadd_rn(lack, __shfl_xor_sync(WHOLE_WARP, lack, mask));
         largest = fmaxf(largest, __shfl_xor_sync(WHOLE_WARP, largest, mask));
+        scale = __fadd_rn(scale, __shfl_xor_sync(WHOLE_WARP, scale, mask));
     }
-    const Power power(largest);
-    u32 low = 0;
+    const Fixed<23> fixed(largest);
 #pragma unroll
     for (u32 i = 0; i < DIM / 16; ++i) {
+        u32 numbers[4];
 #pragma unroll
-        for (u32 e = 0; e < 2; ++e) {
-            pack_sum<F16>(__fmul_rn(x[i][2 * e], power.down), __fmul_rn(x[i][2 * e + 1], power.down), query.high[i][e],
-                  query.low[i][e]);
-            low |= query.low[i][e] & 0x7fff7fff;
-        }
+        for (u32 e = 0; e < 4; ++e) numbers[e] = signed_number(fixed, x[i][e]);
+#pragma unroll
+        for (u32 digit = 0; digit < 3; ++digit) query.digits[digit][i] = digits_of(numbers, 2 - digit);
     }
-    query.exact = __ballot_sync(WHOLE_WARP, low != 0) == 0;
-    const float scale = __fmul_rn(p.scale_log2, power.up);
+    // The sum of four.
+    scale = __fmul_rn(__fmul_rn(scale, 0.25f), fixed.up);
     lack = __fmul_rn(lack, p.scale_log2);
 #pragma unroll
     for (u32 c = 0; c < 2; ++c) {
@@ -74,18 +75,14 @@ __device__ __forceinline__ void find_scores(RING& ring, const QueryColumns<DIM>&
     if constexpr (AT < PIECES) {
         const u32 lane = threadIdx.x % 32, piece = ring.template next<AT>();
         const u32 at = piece + lane % 16 * DIM + (lane / 16 ^ ROWS::permutation(lane % 8)) * 16;
-        float even[4] = {}, odd[4] = {};
+        int high[4] = {}, middle[4] = {}, low[4] = {};
 #pragma unroll
         for (u32 i = 0; i < DIM / 32; ++i) {
             u32 k[4];
             load_matrices(k, at ^ (i * 32));
-#pragma unroll
-            for (u32 chunk = 0; chunk < 2; ++chunk) {
-                const u32 a[4] = {codes_of<0, 1>(k[2 * chunk]), codes_of<0, 1>(k[2 * chunk + 1]),
-                                  codes_of<2, 3>(k[2 * chunk]), codes_of<2, 3>(k[2 * chunk + 1])};
-                multiply_f16(chunk ? odd : even, a, q.high[2 * i + chunk]);
-                if (!q.exact) multiply_f16(chunk ? odd : even, a, q.low[2 * i + chunk]);
-            }
+            multiply_signed(high, k, {q.digits[0][2 * i], q.digits[0][2 * i + 1]});
+            multiply_unsigned(middle, k, {q.digits[1][2 * i], q.digits[1][2 * i + 1]});
+            multiply_unsigned(low, k, {q.digits[2][2 * i], q.digits[2][2 * i + 1]});
         }
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
@@ -95,62 +92,100 @@ __device__ __forceinline__ void find_scores(RING& ring, const QueryColumns<DIM>&
 #pragma unroll
             for (u32 c = 0; c < 2; ++c) {
                 const u32 i = 2 * half + c;
-                scores[AT][i] = __fmul_rn(__fadd_rn(even[i], odd[i]), key_scale);
+                // Neither part needs more than 31 bits, since a row has at most 128 codes.
+                const float all = __fmaf_rn(float(high[i]), 65536.0f, float(middle[i] * 256 + low[i]));
+                scores[AT][i] = __fmul_rn(all, key_scale);
             }
         }
         find_scores<ROWS, DIM, AT + 1>(ring, q, scores, value_scales);
     }
 }
 
-// Multiplies the weights of what is seen by their values' scales, and by a power of two that brings the largest near 1; the
-// inverses are returned.
-__device__ __forceinline__ float2 take_up_scales(const Columns& columns, int group, float (&weights)[PIECES][4],
-                                                 const float (&value_scales)[PIECES][2]) {
+// The weights of a group's tokens times the scales of their values, as digits: of two pieces a product. And what brings the
+// sums of columns 2 (lane % 4) and the next back.
+struct Factors8 {
+    u32 digits[3][PIECES / 2][2];
     float up[2];
+};
+
+template <bool WHOLE>
+__device__ __forceinline__ Factors8 factors_of(const Columns& columns, int group, const float (&weights)[PIECES][4],
+                                               const float (&value_scales)[PIECES][2]) {
+    u32 numbers[PIECES][4];
+    Factors8 factors;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-        float largest = 0;
+        float scaled[2 * PIECES], largest = 0;
 #pragma unroll
         for (int i = 0; i < 2 * PIECES; ++i) {
-            float& weight = weights[i / 2][i % 2 * 2 + c];
             // The scale of what is not seen may be anything.
-            const bool seen = sees_token(columns, group, c, i / 2, i % 2);
-            weight = seen ? __fmul_rn(weight, value_scales[i / 2][i % 2]) : 0.0f;
-            largest = fmaxf(largest, fabsf(weight));
+            const bool seen = WHOLE || sees_token(columns, group, c, i / 2, i % 2);
+            scaled[i] = seen ? __fmul_rn(weights[i / 2][i % 2 * 2 + c], value_scales[i / 2][i % 2]) : 0.0f;
+            largest = fmaxf(largest, scaled[i]);
         }
 #pragma unroll
         for (int mask = 4; mask <= 16; mask *= 2) largest = fmaxf(largest, __shfl_xor_sync(WHOLE_WARP, largest, mask));
-        const Power power(largest);
+        const Fixed<24> fixed(largest);
 #pragma unroll
-        for (int i = 0; i < 2 * PIECES; ++i) {
-            float& weight = weights[i / 2][i % 2 * 2 + c];
-            weight = __fmul_rn(weight, power.down);
-        }
-        up[c] = power.up;
+        for (int i = 0; i < 2 * PIECES; ++i)
+            numbers[i / 2][i % 2 * 2 + c] = unsigned_number(fixed, scaled[i]);
+        factors.up[c] = fixed.up;
     }
-    return make_float2(up[0], up[1]);
+#pragma unroll
+    for (int piece = 0; piece < PIECES; ++piece) {
+        const Transposed digits(numbers[piece]);
+#pragma unroll
+        for (u32 digit = 0; digit < 3; ++digit) factors.digits[digit][piece / 2][piece % 2] = digits.of[digit];
+    }
+    return factors;
 }
 
-// Rows of products: of every sixteen elements the even ones, then the odd ones.
+// Where this lane's rows of the group's pieces of values are.
 template <class ROWS, int DIM, int AT = 0, class RING>
-__device__ __forceinline__ void find_values(RING& ring, const float (&weights)[PIECES][4], State<DIM>& state) {
+__device__ __forceinline__ void find_pieces(RING& ring, u32 (&at)[PIECES]) {
     if constexpr (AT < PIECES) {
         const u32 lane = threadIdx.x % 32;
-        const u32 at = ring.template next<PIECES + AT>() + (lane / 16 * 8 + lane % 8) * DIM +
-                       (lane / 8 % 2 ^ ROWS::permutation(lane % 8)) * 16;
-        const Weights<F16> factors(weights[AT]);
+        at[AT] = ring.template next<PIECES + AT>() + (lane / 16 * 8 + lane % 8) * DIM +
+                 (lane / 8 % 2 ^ ROWS::permutation(lane % 8)) * 16;
+        find_pieces<ROWS, DIM, AT + 1>(ring, at);
+    }
+}
+
+// The group's values. Rows of products: of every sixteen elements the even ones, then the odd ones.
+template <class ROWS, int DIM, class RING>
+__device__ __forceinline__ void find_values(RING& ring, const Factors8& factors, State<DIM>& state) {
+    u32 at[PIECES];
+    find_pieces<ROWS, DIM>(ring, at);
 #pragma unroll
-        for (u32 i = 0; i < DIM / 32; ++i) {
-            u32 v[4];
-            load_transposed(v, at ^ (i * 32));
+    for (u32 i = 0; i < DIM / 32; ++i) {
+        u32 v[PIECES][4];
 #pragma unroll
-            for (u32 chunk = 0; chunk < 2; ++chunk) {
-                const u32 a[4] = {codes_of<0, 2>(v[chunk]), codes_of<1, 3>(v[chunk]), codes_of<0, 2>(v[chunk + 2]),
-                                  codes_of<1, 3>(v[chunk + 2])};
-                factors.times(state.o[2 * i + chunk], a);
+        for (int piece = 0; piece < PIECES; ++piece) load_transposed(v[piece], at[piece] ^ (i * 32));
+#pragma unroll
+        for (u32 chunk = 0; chunk < 2; ++chunk) {
+            u32 a[PIECES / 2][4];
+#pragma unroll
+            for (int piece = 0; piece < PIECES; ++piece) {
+                const u32 early = v[piece][chunk], late = v[piece][chunk + 2];
+                a[piece / 2][piece % 2 * 2] = bytes_of<0>(early, late);
+                a[piece / 2][piece % 2 * 2 + 1] = bytes_of<1>(early, late);
+            }
+            int high[4] = {}, low[4] = {};
+#pragma unroll
+            for (int pair = 0; pair < PIECES / 2; ++pair) {
+                multiply_unsigned(high, a[pair], factors.digits[0][pair]);
+                multiply_unsigned(low, a[pair], factors.digits[2][pair]);
+            }
+#pragma unroll
+            for (int e = 0; e < 4; ++e) high[e] *= 256;
+#pragma unroll
+            for (int pair = 0; pair < PIECES / 2; ++pair) multiply_unsigned(high, a[pair], factors.digits[1][pair]);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float all = __fmaf_rn(float(high[e]), 256.0f, float(low[e]));
+                state.o[2 * i + chunk][e] = __fmul_rn(all, factors.up[e % 2]);
             }
         }
-        find_values<ROWS, DIM, AT + 1>(ring, weights, state);
     }
 }
 
@@ -166,18 +201,16 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
     const u32 entry = warp.pages.entry(warp.first);
     const QueryColumns<DIM> query =
         load_query<DIM>(p, q, warp.q, warp.live, channels + 3ull * warp.kv_head * DIM);
-    Ring<Codes, WARPS, SPLITS> ring({p.record, arena, warp.pages, warp.first, entry, warp.kv_head}, ring_of<WARPS>(rings));
+    Ring<Codes, WARPS, SPLITS, PIECES> ring({p.record, arena, warp.pages, warp.first, entry, warp.kv_head},
+                                            ring_of<WARPS>(rings));
     const auto group_state = [&](int group, State<DIM>& state) {
         float scores[PIECES][4], value_scales[PIECES][2];
         find_scores<Codes>(ring, query, scores, value_scales);
         find_weights(warp.columns, group, query.scale, scores, state);
-        const float2 up = take_up_scales(warp.columns, group, scores, value_scales);
-        find_values<Codes>(ring, scores, state);
-#pragma unroll
-        for (int i = 0; i < DIM / 16; ++i) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) state.o[i][e] = __fmul_rn(state.o[i][e], e % 2 ? up.y : up.x);
-        }
+        const bool whole = sees_whole_group(warp.columns.span, group);
+        const Factors8 factors = whole ? factors_of<true>(warp.columns, group, scores, value_scales)
+                                       : factors_of<false>(warp.columns, group, scores, value_scales);
+        find_values<Codes>(ring, factors, state);
     };
     const State<DIM> total = fold_groups<DIM, WARPS, SPLITS>(warp.columns.span, warp.first, group_state);
     release_next();

@@ -3,9 +3,9 @@
 #define KV_PTX
 #include "params.cuh"
 
-// Starts a copy of 16 bytes to shared memory, of which the first `bytes` are read and the others are zeros.
-__device__ __forceinline__ void copy_async(u32 to, u64 from, u32 bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+// Starts a copy of 16 bytes to shared memory.
+__device__ __forceinline__ void copy_async(u32 to, u64 from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 // What this thread has started since the last call is one batch.
@@ -17,11 +17,23 @@ __device__ __forceinline__ void wait_batches() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
 }
 
+// 2^x, of which what is smaller than any normal number is zero.
+__device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // A float of shared memory.
 __device__ __forceinline__ float load_shared(u32 at) {
     float x;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at) : "memory");
     return x;
+}
+
+// Sixteen bytes of shared memory become zeros.
+__device__ __forceinline__ void clear_shared(u32 at) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
 }
 
 // Four matrices of 8 rows of 16 bytes; lanes 8i … 8i + 7 name the rows of matrix i. Thread `lane` gets, of each, elements
@@ -60,6 +72,23 @@ __device__ __forceinline__ void multiply_bf16(float (&c)[4], const u32 (&a)[4], 
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// c += a · b over integers of a byte: 16 × 32 by 32 × 8. Bytes 4 (lane % 4) and the next three of every sixteen, in a row's
+// words a[0] and a[2] (eight below: a[1] and a[3]) and a column's b[0] and b[1]; c as above.
+__device__ __forceinline__ void multiply_signed(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// The same where the bytes of b have no sign.
+__device__ __forceinline__ void multiply_unsigned(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.u8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 

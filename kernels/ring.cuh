@@ -2,7 +2,8 @@
 //
 // A group of tokens is PIECES pieces of keys and as many of values. A piece's rows lie as in the page, but the 16-byte
 // chunks of a row are permuted by the row's number, so that eight rows of a column of chunks lie in different banks. Pieces
-// of quantised keys bring the scales of their keys and then of their values, which follow the rows.
+// of quantised keys bring the scales of their keys and then of their values, which follow the rows. Rows that nobody sees may hold
+// anything.
 #pragma once
 #include "columns.cuh"
 #include "mma.cuh"
@@ -24,18 +25,23 @@ __device__ __forceinline__ bool sees_group(int from, int to, int group) {
     return group * GROUP < to && (group + 1) * GROUP > from;
 }
 
-// The pages of one or more splits, a lane each of a split: where they are in the table, and which tokens are seen.
+constexpr int RUN = 8;  // tokens of a run: a page holds one or more, and a split one for each lane
+
+// The pages of one or more splits: where they are in the table, and which tokens are seen.
 struct Pages {
     const u32* table;
     u32 page_shift;
     int from, to;
 
-    // The table entry of this lane's page of a split; the arena's first frame where nobody sees it.
+    // The table entry of the page of this lane's run of a split; the arena's first frame where nobody sees that page.
     __device__ __forceinline__ u32 entry(int split) const {
-        const int page = int(threadIdx.x % 32) << page_shift, first = split * SPLIT + page;
-        const bool seen = page < SPLIT && first < to && first + (1 << page_shift) > from;
-        return seen ? __ldg(table + (first >> page_shift)) : 0;
+        const int page = (split * SPLIT + int(threadIdx.x % 32) * RUN) >> page_shift;
+        const bool seen = page << page_shift < to && (page + 1) << page_shift > from;
+        return seen ? __ldg(table + page) : 0;
     }
+
+    // The slot of a run.
+    __device__ __forceinline__ u32 slot(u32 run) const { return run * RUN & ((1u << page_shift) - 1); }
 };
 
 // Rows of a page, for keys and values alike: bytes, and whether they have scales.
@@ -61,23 +67,29 @@ struct Source {
     const RecordParams& record;
     const Arena& arena;
     Pages pages;
-    u64 frame;       // of this lane's page of the group's split
-    u32 ahead = 0;   // the table entry of its page of the split after that
+    u64 run;         // where this lane's run of the group's split is, but for a head's rows
+    u32 ahead = 0;   // the table entry of its run of the split after that
     u64 key, value;  // offsets of this lane's chunk of the head's first rows
-    u64 scales = 0;  // offset of the head's first scale, of keys or values
+    u32 lane_at;     // where it goes to in a piece
+    u64 scales = 0;  // offset of this lane's scales, of keys or values
     int split, group;
 
     // `entry` is that of the first split that is seen, `first`.
     __device__ __forceinline__ Source(const RecordParams& record, const Arena& arena, const Pages& pages, int first,
                                       u32 entry, u32 kv_head)
-        : record(record), arena(arena), pages(pages), frame(frame_at(arena, record, entry)), split(first),
+        : record(record), arena(arena), pages(pages), run(run_at(entry)), split(first),
           group(first * GROUPS + first_group<WARPS>() - WARPS) {
         look_ahead();
-        const u32 lane = threadIdx.x % 32;
-        key = key_at(record, kv_head, 0) + lane % ROWS::CHUNKS * 16;
-        value = value_at(record, kv_head, 0) + lane % ROWS::CHUNKS * 16;
+        const u32 lane = threadIdx.x % 32, row = lane / ROWS::CHUNKS, chunk = lane % ROWS::CHUNKS;
+        key = key_at(record, kv_head, 0) + row * ROW + chunk * 16;
+        value = value_at(record, kv_head, 0) + row * ROW + chunk * 16;
+        lane_at = row * ROW + (chunk ^ ROWS::permutation(row)) * 16;
         if constexpr (ROWS::SCALES)
-            scales = lane % 8 < 4 ? key_scale_at(record, kv_head, 0) : value_scale_at(record, kv_head, 0);
+            scales = (lane % 8 < 4 ? key_scale_at(record, kv_head, 0) : value_scale_at(record, kv_head, 0)) + lane % 2 * 16;
+    }
+
+    __device__ __forceinline__ u64 run_at(u32 entry) const {
+        return frame_at(arena, record, entry) + pages.slot(threadIdx.x % 32) * ROW;
     }
 
     __device__ __forceinline__ void look_ahead() {
@@ -90,64 +102,57 @@ struct Source {
         while (group < END && !sees_group(pages.from, pages.to, group));
         if (SPLITS > 1 && group < END && group / GROUPS > split) {
             split += 1;  // what is seen has no gaps
-            frame = frame_at(arena, record, ahead);
+            run = run_at(ahead);
             look_ahead();
         }
     }
 
-    // Starts the copy of piece `AT` of the group; rows that nobody sees become zeros.
+    // Starts the copy of piece `AT` of the group. Where nobody sees any of it, its place keeps what it had.
     template <int AT>
     __device__ __forceinline__ void load(u32 at) {
-        if (group < END) {
-            const u32 lane = threadIdx.x % 32, row = lane / ROWS::CHUNKS, chunk = lane % ROWS::CHUNKS;
-            const int token = group * GROUP + AT % PIECES * PIECE;
-            const u64 column = AT < PIECES ? key : value;
-            if constexpr (ROWS::SCALES && AT < PIECES) load_scales(at + ROWS::SCALES_AT, token);
-            at += row * ROW + (chunk ^ ROWS::permutation(row)) * 16;
+        const int token = group * GROUP + AT % PIECES * PIECE;
+        if (group < END && token < pages.to && token + PIECE > pages.from) {
+            const u32 first = u32(token) % SPLIT / RUN;
+            if constexpr (ROWS::SCALES && AT < PIECES) load_scales(at + ROWS::SCALES_AT, first);
 #pragma unroll
             for (u32 half = 0; half < 2; ++half) {
-                // A page holds at least eight tokens.
-                const u32 first = token + 8 * half, slot = first & ((1u << pages.page_shift) - 1);
-                const u64 page = __shfl_sync(WHOLE_WARP, frame, first % SPLIT >> pages.page_shift);
-                const u64 rows = page + column + (slot + row) * ROW;
+                const u64 rows = __shfl_sync(WHOLE_WARP, run, first + half) + (AT < PIECES ? key : value);
 #pragma unroll
-                for (u32 i = 0; i < 8; i += ROWS::COPIED) {
-                    const bool seen = u32(int(first + i + row) - pages.from) < u32(pages.to - pages.from);
-                    copy_async((at ^ (ROWS::permutation(i) * 16)) + (8 * half + i) * ROW, rows + i * ROW, seen ? 16 : 0);
-                }
+                for (u32 i = 0; i < RUN; i += ROWS::COPIED)
+                    copy_async(at + (lane_at ^ ROWS::permutation(i) * 16) + (RUN * half + i) * ROW, rows + i * ROW);
             }
         }
         end_batch();
     }
 
     // The scales of a piece, four a lane: of its keys, then of its values.
-    __device__ __forceinline__ void load_scales(u32 at, int token) {
-        const u32 lane = threadIdx.x % 32, first = token + lane % 4 * 4;
-        const u64 page = __shfl_sync(WHOLE_WARP, frame, first % SPLIT >> pages.page_shift);
-        const u32 slot = first & ((1u << pages.page_shift) - 1);
-        const bool seen = int(first) < pages.to && int(first) + 4 > pages.from;
-        if (lane < 8) copy_async(at + lane * 16, page + scales + 4ull * slot, seen ? 16 : 0);
+    __device__ __forceinline__ void load_scales(u32 at, u32 first) {
+        const u32 lane = threadIdx.x % 32, mine = first + lane % 4 / 2, slot = pages.slot(mine);
+        const u64 rows = __shfl_sync(WHOLE_WARP, run, mine);
+        if (lane < 8) copy_async(at + lane * 16, rows - slot * ROW + scales + slot * 4);
     }
 };
 
-// The ring of a warp. Piece by piece, `next` waits for one and starts the load of the one STAGES - 1 later.
-template <class ROWS, int WARPS, int SPLITS>
+// The ring of a warp. Piece by piece, `next` waits for one and starts the load of the one AHEAD later. A piece stays until the
+// HELD-th after it is asked for.
+template <class ROWS, int WARPS, int SPLITS, int HELD = 1>
 struct Ring {
     static constexpr u32 BYTES = ROWS::PIECE_BYTES;
     static constexpr int STAGES = RING_BYTES / BYTES;
-    static_assert(BYTES % 16 == 0 && STAGES > 2, "copies of sixteen bytes, several on their way");
+    static constexpr int AHEAD = STAGES - HELD;
+    static_assert(BYTES % 16 == 0 && AHEAD > 1, "copies of sixteen bytes, several on their way");
 
     Source<ROWS, WARPS, SPLITS> source;
-    u32 base, at;
+    u32 base, from, to;  // the next piece, and where the one to load goes
 
     __device__ __forceinline__ Ring(const Source<ROWS, WARPS, SPLITS>& source, u32 base)
-        : source(source), base(base), at(base + (STAGES - 1) * BYTES) {
+        : source(source), base(base), from(base), to(base + AHEAD * BYTES) {
         start<0>();
     }
 
     template <int I>
     __device__ __forceinline__ void start() {
-        if constexpr (I < STAGES - 1) {
+        if constexpr (I < AHEAD) {
             load<I>(base + I * BYTES);
             start<I + 1>();
         }
@@ -160,14 +165,18 @@ struct Ring {
         source.template load<AT>(to);
     }
 
+    __device__ __forceinline__ u32 after(u32 at) const { return at == base + (STAGES - 1) * BYTES ? base : at + BYTES; }
+
     // Where piece `AT` of the group is.
     template <int AT>
     __device__ __forceinline__ u32 next() {
-        wait_batches<STAGES - 2>();
-        // Every lane's part has come, and no lane still reads the piece before, whose place the new one takes.
+        wait_batches<AHEAD - 1>();
+        // Every lane's part has come, and no lane still reads the piece whose place the new one takes.
         __syncwarp();
-        load<AT + STAGES - 1>(at);
-        at = at == base + (STAGES - 1) * BYTES ? base : at + BYTES;
+        load<AT + AHEAD>(to);
+        to = after(to);
+        const u32 at = from;
+        from = after(at);
         return at;
     }
 };

@@ -9,13 +9,19 @@ __device__ __forceinline__ bool sees_token(const Columns& columns, int group, in
     return token >= columns.from[c] && token < columns.to[c];
 }
 
-// The scores of a group become weights, once they are multiplied by their columns' scales.
-template <int DIM>
-__device__ __forceinline__ void find_weights(const Columns& columns, int group, const float (&scale)[2],
-                                             float (&scores)[PIECES][4], State<DIM>& state) {
+// Whether every column that sees anything sees all tokens of the group.
+__device__ __forceinline__ bool sees_whole_group(const Span& span, int group) {
+    return group * GROUP >= span.all_from && (group + 1) * GROUP <= span.all_to;
+}
+
+// The scores of a group become weights, once they are multiplied by their columns' scales. Columns that see nothing may hold
+// anything in the end.
+template <bool WHOLE, int DIM>
+__device__ __forceinline__ void find_weights_of(const Columns& columns, int group, const float (&scale)[2],
+                                                float (&scores)[PIECES][4], State<DIM>& state) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-        const auto sees = [&](int piece, int half) { return sees_token(columns, group, c, piece, half); };
+        const auto sees = [&](int piece, int half) { return WHOLE || sees_token(columns, group, c, piece, half); };
         float m = -FLT_MAX, l = 0;
 #pragma unroll
         for (int i = 0; i < 2 * PIECES; ++i) {
@@ -28,13 +34,23 @@ __device__ __forceinline__ void find_weights(const Columns& columns, int group, 
 #pragma unroll
         for (int i = 0; i < 2 * PIECES; ++i) {
             float& score = scores[i / 2][i % 2 * 2 + c];
-            score = sees(i / 2, i % 2) ? exp2f(__fsub_rn(score, m)) : 0.0f;
+            score = sees(i / 2, i % 2) ? power_of_two(__fsub_rn(score, m)) : 0.0f;
             l = __fadd_rn(l, score);
         }
 #pragma unroll
         for (int mask = 4; mask <= 16; mask *= 2) l = __fadd_rn(l, __shfl_xor_sync(WHOLE_WARP, l, mask));
         state.m[c] = m;
         state.l[c] = l;
+    }
+}
+
+template <int DIM>
+__device__ __forceinline__ void find_weights(const Columns& columns, int group, const float (&scale)[2],
+                                             float (&scores)[PIECES][4], State<DIM>& state) {
+    if (sees_whole_group(columns.span, group)) {
+        find_weights_of<true>(columns, group, scale, scores, state);
+    } else {
+        find_weights_of<false>(columns, group, scale, scores, state);
     }
 }
 

@@ -14,7 +14,6 @@ constexpr uint32_t SLOT = 64;  // bytes of a lane in an exchange
 struct Copy {
     void* to;
     const void* from;
-    uint32_t bytes;  // that are read; up to 16 come zeros
 };
 
 // A thread of the block that runs.

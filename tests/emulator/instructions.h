@@ -3,6 +3,7 @@
 // A copy to a block's memory happens when it is waited for, and its target holds garbage until then.
 #pragma once
 #define KV_PTX
+#include <cfloat>
 #include "language.h"
 #include "params.cuh"
 
@@ -11,9 +12,9 @@ inline u32 __cvta_generic_to_shared(const void* at) {
 }
 inline unsigned char* emulated_shared(u32 at) { return &emulator::window + int32_t(at); }
 
-inline void copy_async(u32 to, u64 from, u32 bytes) {
+inline void copy_async(u32 to, u64 from) {
     memset(emulated_shared(to), 0xff, 16);
-    emulator::self->batches.back().push_back({emulated_shared(to), reinterpret_cast<const void*>(from), bytes});
+    emulator::self->batches.back().push_back({emulated_shared(to), reinterpret_cast<const void*>(from)});
 }
 
 inline void end_batch() { emulator::self->batches.emplace_back(); }
@@ -22,13 +23,14 @@ template <int LATER>
 void wait_batches() {
     auto& batches = emulator::self->batches;
     while (batches.size() > LATER + 1) {
-        for (const emulator::Copy& copy : batches.front()) {
-            memset(copy.to, 0, 16);
-            memcpy(copy.to, copy.from, copy.bytes);
-        }
+        for (const emulator::Copy& copy : batches.front()) memcpy(copy.to, copy.from, 16);
         batches.erase(batches.begin());
     }
 }
+
+inline float power_of_two(float x) { return x < -126 ? 0.0f : exp2f(x); }
+
+inline void clear_shared(u32 at) { memset(emulated_shared(at), 0, 16); }
 
 inline float load_shared(u32 at) {
     float x;
@@ -63,7 +65,22 @@ inline u32 transpose(u32 x) {
     return element(2 * pair) | element(2 * pair + 1) << 16;
 }
 
-// c += a · b over 16 elements; the sum is exact but for one rounding, which the hardware's is not.
+// The sum of a product's terms, as tensor cores add: what lies more than 25 bits below the largest term is cut off from each,
+// and what a float does not hold from the sum. (Seen on an H200; the manual leaves it open.)
+inline float emulated_sum(const double (&terms)[17]) {
+    double largest = 0, plain = 0, sum = 0;
+    for (const double term : terms) {
+        largest = std::max(largest, fabs(term));
+        plain += term;
+    }
+    if (!(largest > 0 && fabs(plain) <= FLT_MAX)) return float(plain);
+    const double unit = ldexp(1, std::ilogb(largest) - 25);
+    for (const double term : terms) sum += trunc(term / unit) * unit;
+    const float nearest = float(sum);
+    return fabs(double(nearest)) > fabs(sum) ? nextafterf(nearest, 0) : nearest;
+}
+
+// c += a · b over 16 elements.
 template <class T, T (*FROM)(u32)>
 void emulated_multiply(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     const u32 mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
@@ -74,13 +91,13 @@ void emulated_multiply(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     const u32 row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
     for (u32 i = 0; i < 4; ++i) {
         const u32 column = 2 * pair + i % 2;
-        double sum = c[i];
+        double terms[17] = {c[i]};
         for (u32 k = 0; k < 16; ++k) {
             const u32 left = emulator::at<Words>(all, 4 * row + k % 8 / 2).words[i / 2 + k / 8 * 2] >> (16 * (k % 2));
             const u32 right = emulator::at<Words>(all, 4 * column + k % 8 / 2).words[4 + k / 8] >> (16 * (k % 2));
-            sum += double(FROM(left & 0xffff)) * double(FROM(right & 0xffff));
+            terms[k + 1] = double(FROM(left & 0xffff)) * double(FROM(right & 0xffff));
         }
-        c[i] = float(sum);
+        c[i] = emulated_sum(terms);
     }
 }
 
@@ -91,6 +108,31 @@ inline void multiply_f16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 }
 inline void multiply_bf16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     emulated_multiply<float, emulated_bf16>(c, a, b);
+}
+
+// c += a · b over 32 bytes, those of b with a sign or not.
+template <class B>
+void emulated_multiply_bytes(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    const u32 mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+    struct Words {
+        u32 words[6];
+    };
+    const void* all = emulator::exchange(mine, sizeof mine);
+    const u32 row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
+    for (u32 i = 0; i < 4; ++i) {
+        const u32 column = 2 * pair + i % 2;
+        for (u32 k = 0; k < 32; ++k) {
+            const u32 left = emulator::at<Words>(all, 4 * row + k % 16 / 4).words[i / 2 + k / 16 * 2] >> (8 * (k % 4));
+            const u32 right = emulator::at<Words>(all, 4 * column + k % 16 / 4).words[4 + k / 16] >> (8 * (k % 4));
+            c[i] += int(int8_t(left)) * int(B(right));
+        }
+    }
+}
+inline void multiply_signed(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    emulated_multiply_bytes<int8_t>(c, a, b);
+}
+inline void multiply_unsigned(int (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    emulated_multiply_bytes<uint8_t>(c, a, b);
 }
 
 inline void release_next() {}

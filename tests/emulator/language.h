@@ -14,6 +14,7 @@
 
 #undef __device__
 #undef __forceinline__
+#undef __noinline__
 #undef __global__
 #undef __grid_constant__
 #undef __launch_bounds__
@@ -21,6 +22,7 @@
 #undef __align__
 #define __device__
 #define __forceinline__ inline
+#define __noinline__
 #define __global__ KV_KERNEL
 #define __grid_constant__
 #define __launch_bounds__(...)
@@ -106,6 +108,10 @@ inline int __float2int_rn(float x) {
     if (x >= 2147483648.0f) return std::numeric_limits<int>::max();
     if (x < -2147483648.0f) return std::numeric_limits<int>::min();
     return int(lrintf(x));
+}
+inline uint32_t __float2uint_rn(float x) {
+    if (!(x > 0)) return 0;
+    return x >= 4294967296.0f ? std::numeric_limits<uint32_t>::max() : uint32_t(llrintf(x));
 }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(uint32_t(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
