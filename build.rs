@@ -19,6 +19,7 @@ const HEADERS: [&str; 20] = [
     "append",
     "project",
     "descriptors",
+    "divide",
     "record",
     "projections",
     "numeric",

@@ -1,7 +1,7 @@
 // append: which bits of the new tokens' K and V go where? One thread writes eight elements of a key or value row; where
 // rows are quantised, the threads of a row agree on its scale first.
 #include "append.cuh"
-#include "descriptors.cuh"
+#include "divide.cuh"
 
 namespace {
 
@@ -27,14 +27,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     append(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena,
            const __grid_constant__ Descriptors descriptors,
            const u64 k, const u64 v, u32* non_finite_count, const u32 parts, const u32 stretch) {
-    const Runs runs = {words_of(descriptors) + p.runs_at, stretch != 0};
+    const Runs runs = {descriptors, p.runs_at, stretch != 0};
     const u64 total = u64(p.runs) * parts;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
-        const AppendRun run = runs.at(p, u32(work / parts));
+        const Quotient part_of = divide(work, parts);
+        const AppendRun run = runs.at(p, u32(part_of.whole));
         const u32 rows = p.record.kv_heads * run.tokens;
         const u32 k_chunks = rows * (p.record.k_dim / CHUNK);
         const u32 v_chunks = rows * (p.record.v_dim / CHUNK);
-        const u32 index = u32(work % parts) * THREADS + threadIdx.x;
+        const u32 index = part_of.rest * THREADS + threadIdx.x;
         u32 bad = 0;
         if (index < k_chunks) {
             bad = write_chunk<false>(p, arena, k, run, chunk_of(index, p.record.k_dim / CHUNK, run));
@@ -51,14 +52,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     append_int8(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena,
                 const __grid_constant__ Descriptors descriptors,
                 const u64 k, const u64 v, const float* channels, u32* non_finite_count, const u32 parts, const u32 stretch) {
-    const Runs runs = {words_of(descriptors) + p.runs_at, stretch != 0};
+    const Runs runs = {descriptors, p.runs_at, stretch != 0};
     const u64 total = u64(p.runs) * parts;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
-        const AppendRun run = runs.at(p, u32(work / parts));
+        const Quotient part_of = divide(work, parts);
+        const AppendRun run = runs.at(p, u32(part_of.whole));
         const u32 rows = p.record.kv_heads * run.tokens;
         const u32 k_threads = threads_of(rows, p.record.k_dim);
         const u32 v_threads = threads_of(rows, p.record.v_dim);
-        const u32 index = u32(work % parts) * THREADS + threadIdx.x;
+        const u32 index = part_of.rest * THREADS + threadIdx.x;
         u32 bad = 0;
         if (index < k_threads) {
             const Part part = chunk_of(index, lanes_of(p.record.k_dim), run);

@@ -3,6 +3,7 @@
 #pragma once
 #include <cuda_fp16.h>
 #include "chunk.cuh"
+#include "descriptors.cuh"
 #include "quantize.cuh"
 #include "record.cuh"
 
@@ -47,19 +48,21 @@ __device__ __forceinline__ void store_chunk(u64 at, const u32 (&bits)[CHUNK], u3
 // The runs of a launch: as they are, or those of one sequence over page after page, which are a first token, a slot and a
 // number of tokens, and then the frames (`stretch` of src/backend/cuda/append.rs).
 struct Runs {
-    const u32* words;
+    const Descriptors& descriptors;
+    u32 first;
     bool stretch;
 
     __device__ __forceinline__ AppendRun at(const AppendParams& p, u32 index) const {
-        if (!stretch) return reinterpret_cast<const AppendRun*>(words)[index];
-        const u32 slot = words[2], page = 1u << p.record.page_shift;
+        if (!stretch) return descriptor<AppendRun>(descriptors, first, index);
+        const auto word = [&](u32 i) { return read<u32>(descriptors, first + i); };
+        const u32 slot = word(2), page = 1u << p.record.page_shift;
         const u32 before = index == 0 ? 0 : index * page - slot;  // tokens in the pages before
         AppendRun run = {};
-        run.k_offset = words[0] + before * p.k.row;
-        run.v_offset = words[1] + before * p.v.row;
-        run.frame = words[4 + index];
+        run.k_offset = word(0) + before * p.k.row;
+        run.v_offset = word(1) + before * p.v.row;
+        run.frame = word(4 + index);
         run.slot = index == 0 ? slot : 0;
-        run.tokens = min(page - run.slot, words[3] - before);
+        run.tokens = min(page - run.slot, word(3) - before);
         return run;
     }
 };

@@ -340,21 +340,19 @@ __device__ __forceinline__ void attend_split(const AttendParams& p, const Arena&
 // together.
 template <u32 FORMAT, int Q>
 __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena, Shared<FORMAT, Q>& shared,
-                                       const u32* descriptors, const u32* tables, u64 q, const float* channels,
+                                       const AttendDescriptors& descriptors, const u32* tables, u64 q, const float* channels,
                                        float* states, u32 vector_tiles, u64 work) {
-    const u32 vector_tile = u32(work % vector_tiles);
-    const u32 kv_head = u32(work / vector_tiles % p.record.kv_heads);
-    const u32 item = p.first_item + u32(work / vector_tiles / p.record.kv_heads);
-    const Tile tile = tile_of(reinterpret_cast<const Tile*>(descriptors + p.tiles_at), p.tiles, item);
+    const Place3 place(work, vector_tiles, p.record.kv_heads);
+    const u32 kv_head = place.y, item = p.first_item + u32(place.z);
+    const Tile tile = tile_of(p, descriptors, item);
     const u32 part = tile.split + (item - tile.item);
     if (threadIdx.x < Q) shared.folds[threadIdx.x].begun = false;
     const u32 splits = (1u << p.split_shift) / SPLIT;
     for (u32 split = part * splits; split < part * splits + splits; ++split) {
         const u32 first = split * SPLIT;
         if (threadIdx.x < Q) {
-            const Row* rows = reinterpret_cast<const Row*>(descriptors + p.rows_at);
-            const u64 index = u64(vector_tile) * Q + threadIdx.x;
-            shared.vectors[threadIdx.x] = vector_of(p, rows, tile, kv_head, part, first, SPLIT, index);
+            const u64 index = u64(place.x) * Q + threadIdx.x;
+            shared.vectors[threadIdx.x] = vector_of(p, descriptors, tile, kv_head, part, first, SPLIT, index);
         }
         __syncthreads();
         attend_split<FORMAT, Q>(p, arena, shared, tables + tile.table, q, channels, states, kv_head, first);
@@ -370,10 +368,9 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
              const __grid_constant__ AttendDescriptors descriptors, const u32* tables, const u64 q,                    \
              const float* channels, float* states, const u32 vector_tiles) {                                           \
         __shared__ Shared<FORMAT, Q> shared;                                                                           \
-        const u32* words = words_of(descriptors);                                                                      \
         const u64 total = u64(p.items) * p.record.kv_heads * vector_tiles;                                             \
         for (u64 work = blockIdx.x; work < total; work += gridDim.x) {                                                 \
-            attend<FORMAT, Q>(p, arena, shared, words, tables, q, channels, states, vector_tiles, work);               \
+            attend<FORMAT, Q>(p, arena, shared, descriptors, tables, q, channels, states, vector_tiles, work);               \
             __syncthreads();                                                                                           \
         }                                                                                                              \
         release_next();                                                                                                \

@@ -106,17 +106,16 @@ __device__ __forceinline__ void find_values(RING& ring, const Columns& columns, 
 
 // Part `work` of the call, whose channels are none.
 template <u32 FORMAT, int DIM, int WARPS, int SPLITS>
-__device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena, const u32* descriptors,
-                                       const u32* tables, u64 q, const float*, float* states, u32 vector_tiles,
+__device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena,
+                                       const AttendDescriptors& descriptors, const u32* tables, u64 q, const float*, float* states, u32 vector_tiles,
                                        u64 work, unsigned char* rings) {
     const Warp<SPLITS> warp(p, descriptors, tables, vector_tiles, work);
     if (warp.sees_nothing()) return;
-    // On their way together.
-    const u32 entry = warp.pages.entry(warp.first);
+    Ring<Rows<2 * DIM, false>, WARPS, SPLITS> ring({p.record, arena, warp.pages, warp.first, warp.kv_head},
+                                                   ring_of<WARPS>(rings));
+    // While the first keys are on their way.
     u32 query[DIM / 16][2];
     load_column<DIM>(query, p, q, warp.q, warp.live);
-    Ring<Rows<2 * DIM, false>, WARPS, SPLITS> ring({p.record, arena, warp.pages, warp.first, entry, warp.kv_head},
-                                                   ring_of<WARPS>(rings));
     const float scale[2] = {p.scale_log2, p.scale_log2}, lack[2] = {0, 0};
     const auto group_state = [&](int group, State<DIM>& state) {
         float scores[PIECES][4];

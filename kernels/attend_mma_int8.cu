@@ -191,18 +191,17 @@ __device__ __forceinline__ void find_values(RING& ring, const Factors8& factors,
 
 // Part `work` of the call.
 template <int DIM, int WARPS, int SPLITS>
-__device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena, const u32* descriptors,
-                                       const u32* tables, u64 q, const float* channels, float* states,
+__device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena,
+                                       const AttendDescriptors& descriptors, const u32* tables, u64 q, const float* channels, float* states,
                                        u32 vector_tiles, u64 work, unsigned char* rings) {
     using Codes = Rows<DIM, true>;
     const Warp<SPLITS> warp(p, descriptors, tables, vector_tiles, work);
     if (warp.sees_nothing()) return;
-    // On their way together.
-    const u32 entry = warp.pages.entry(warp.first);
+    Ring<Codes, WARPS, SPLITS, PIECES> ring({p.record, arena, warp.pages, warp.first, warp.kv_head},
+                                            ring_of<WARPS>(rings));
+    // While the first keys are on their way.
     const QueryColumns<DIM> query =
         load_query<DIM>(p, q, warp.q, warp.live, channels + 3ull * warp.kv_head * DIM);
-    Ring<Codes, WARPS, SPLITS, PIECES> ring({p.record, arena, warp.pages, warp.first, entry, warp.kv_head},
-                                            ring_of<WARPS>(rings));
     const auto group_state = [&](int group, State<DIM>& state) {
         float scores[PIECES][4], value_scales[PIECES][2];
         find_scores<Codes>(ring, query, scores, value_scales);

@@ -16,11 +16,11 @@ struct Columns {
 // The columns of vectors `first` and after of a tile, over part `part` of SPLITS splits. `live` and `q` are for the column
 // that this thread multiplies by, lane / 4: whether it sees anything, and where its elements are.
 template <int SPLITS>
-__device__ __forceinline__ Columns columns_of(const AttendParams& p, const Row* rows, const Tile& tile, u32 kv_head,
-                                              u32 part, u64 first, bool& live, u64& q) {
+__device__ __forceinline__ Columns columns_of(const AttendParams& p, const AttendDescriptors& descriptors,
+                                              const Tile& tile, u32 kv_head, u32 part, u64 first, bool& live, u64& q) {
     const u32 lane = threadIdx.x % 32;
     constexpr int TOKENS = SPLITS * SPLIT;
-    const Vector vector = vector_of(p, rows, tile, kv_head, part, part * TOKENS, TOKENS, first + lane % COLUMNS);
+    const Vector vector = vector_of(p, descriptors, tile, kv_head, part, part * TOKENS, TOKENS, first + lane % COLUMNS);
     Columns columns;
 #pragma unroll
     for (u32 c = 0; c < 2; ++c) {
@@ -48,11 +48,18 @@ template <int DIM>
 __device__ __forceinline__ void load_column(u32 (&fragments)[DIM / 16][2], const AttendParams& p, u64 q, u64 first,
                                             bool live) {
     const u16* elements = reinterpret_cast<const u16*>(q) + first;
+    const u32 mine = 2 * (threadIdx.x % 4);
+    if (p.q.element == 1 && reinterpret_cast<u64>(elements) % 4 == 0) {
+        const u32* words = reinterpret_cast<const u32*>(elements + mine);
 #pragma unroll
-    for (u32 i = 0; i < DIM / 8; ++i) {
-        const u64 at = u64(8 * i + 2 * (threadIdx.x % 4)) * p.q.element;
-        u32 word = 0;
-        if (live) word = __ldg(elements + at) | u32(__ldg(elements + at + p.q.element)) << 16;
-        fragments[i / 2][i % 2] = word;
+        for (u32 i = 0; i < DIM / 8; ++i) fragments[i / 2][i % 2] = live ? __ldg(words + 4 * i) : 0;
+    } else {
+#pragma unroll 1
+        for (u32 i = 0; i < DIM / 8; ++i) {
+            const u64 at = u64(8 * i + mine) * p.q.element;
+            const u32 word = live ? __ldg(elements + at) | u32(__ldg(elements + at + p.q.element)) << 16 : 0;
+#pragma unroll
+            for (u32 to = 0; to < DIM / 8; ++to) fragments[to / 2][to % 2] = to == i ? word : fragments[to / 2][to % 2];
+        }
     }
 }

@@ -9,6 +9,7 @@
 // same bits.
 #include <cfloat>
 #include "descriptors.cuh"
+#include "divide.cuh"
 #include "fold.cuh"
 #include "ptx.cuh"
 #include "numeric.cuh"
@@ -179,12 +180,12 @@ constexpr u32 THREADS = 128;
 template <u32 BATCH>
 __device__ __forceinline__ void merge(const MergeParams& p, const Descriptors& descriptors, const float* states, u64 out,
                                       float* lse, u32 width) {
-    const MergeRow* rows = reinterpret_cast<const MergeRow*>(words_of(descriptors) + p.rows_at);
     const u32 unit = threadIdx.x % width, outputs = THREADS / width;
     const u64 first = u64(blockIdx.x) * outputs + threadIdx.x / width;
     for (u64 work = first; work < u64(p.rows) * p.q_heads; work += u64(gridDim.x) * outputs) {
-        const u32 row = u32(work / p.q_heads), head = u32(work % p.q_heads);
-        const MergeRow sources = rows[row];
+        const Quotient output = divide(work, p.q_heads);
+        const u32 row = u32(output.whole), head = output.rest;
+        const MergeRow sources = descriptor<MergeRow>(descriptors, p.rows_at, row);
         await_previous();
         const Total<4> total = p.section == 1 ? fold_states<1, BATCH>(p, states, sources, head, unit)
                                               : fold_states<SECTION, BATCH>(p, states, sources, head, unit);
@@ -318,12 +319,11 @@ extern "C" __global__ void __launch_bounds__(LONG_THREADS, 2)
     merge_long(const __grid_constant__ MergeParams p, const __grid_constant__ Descriptors descriptors,
                const float* states, const u64 out, float* lse) {
     __shared__ Long shared;
-    const MergeRow* rows = reinterpret_cast<const MergeRow*>(words_of(descriptors) + p.rows_at);
     const u32 slices = (p.v_dim + SLICE - 1) / SLICE;
     for (u64 work = blockIdx.x; work < u64(p.rows) * p.q_heads * slices; work += gridDim.x) {
-        const u32 first = u32(work % slices) * SLICE, head = u32(work / slices % p.q_heads);
-        const u32 row = u32(work / slices / p.q_heads);
-        const MergeRow sources = rows[row];
+        const Place3 place(work, slices, p.q_heads);
+        const u32 first = place.x * SLICE, head = place.y, row = u32(place.z);
+        const MergeRow sources = descriptor<MergeRow>(descriptors, p.rows_at, row);
         await_previous();
         if (p.section == 1) {
             merge_slice<1>(p, states, sources, row, head, first, out, lse, shared);
@@ -336,11 +336,11 @@ extern "C" __global__ void __launch_bounds__(LONG_THREADS, 2)
 // The target may be the row's first source: a block has read all before it writes.
 extern "C" __global__ void __launch_bounds__(64)
     fold(const __grid_constant__ FoldParams p, const __grid_constant__ Descriptors descriptors, float* states) {
-    const FoldRow* rows = reinterpret_cast<const FoldRow*>(words_of(descriptors) + p.rows_at);
     const u32 unit = threadIdx.x;
     for (u64 work = blockIdx.x; work < u64(p.rows) * p.q_heads; work += gridDim.x) {
-        const u32 head = u32(work % p.q_heads);
-        const FoldRow row = rows[work / p.q_heads];
+        const Quotient output = divide(work, p.q_heads);
+        const u32 head = output.rest;
+        const FoldRow row = descriptor<FoldRow>(descriptors, p.rows_at, output.whole);
         const Total<4> total = fold_states<1, 16>(p, states, {row.state, row.states, 0}, head, unit);
         __syncthreads();
         float* to = states + state_at(p, row.to, head);

@@ -1,6 +1,8 @@
 // project: what are stored keys, or keys that are being stored, on a basis?
 #include "append.cuh"
 #include "descriptors.cuh"
+#include "divide.cuh"
+#include "divide.cuh"
 #include "project.cuh"
 
 namespace {
@@ -35,12 +37,11 @@ extern "C" __global__ void __launch_bounds__(PROJECT_THREADS)
             const __grid_constant__ Arena projections, const __grid_constant__ Descriptors descriptors,
             const u32* basis, const float* channels, const u32 tiles) {
     __shared__ __align__(16) Keys keys;
-    const ProjectRun* runs = reinterpret_cast<const ProjectRun*>(words_of(descriptors) + p.runs_at);
     const u64 total = u64(p.runs) * p.record.kv_heads * tiles;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
-        const u32 first = u32(work % tiles) * TILE;
-        const u32 head = u32(work / tiles % p.record.kv_heads);
-        const ProjectRun run = runs[work / tiles / p.record.kv_heads];
+        const Place3 place(work, tiles, p.record.kv_heads);
+        const u32 first = place.x * TILE, head = place.y;
+        const ProjectRun run = descriptor<ProjectRun>(descriptors, p.runs_at, place.z);
         if (first >= run.tokens) continue;
         __syncthreads();
         stage(p.record, frame_at(arena, p.record, run.frame), run, head, first,
@@ -57,12 +58,11 @@ extern "C" __global__ void __launch_bounds__(PROJECT_THREADS)
                    const __grid_constant__ Descriptors descriptors, const u64 k, const u64 v, const u32* basis,
                    const float* channels, u32* non_finite_count, const u32 tiles) {
     __shared__ __align__(16) Keys keys;
-    const AppendRun* runs = reinterpret_cast<const AppendRun*>(words_of(descriptors) + p.runs_at);
     const u64 total = u64(p.runs) * p.record.kv_heads * tiles;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
-        const u32 first = u32(work % tiles) * TILE;
-        const u32 head = u32(work / tiles % p.record.kv_heads);
-        const AppendRun run = runs[work / tiles / p.record.kv_heads];
+        const Place3 place(work, tiles, p.record.kv_heads);
+        const u32 first = place.x * TILE, head = place.y;
+        const AppendRun run = descriptor<AppendRun>(descriptors, p.runs_at, place.z);
         if (first >= run.tokens) continue;
         const float* mine = channels + 3ull * head * p.record.k_dim;
         u32 bad = write_tile<false>(a, arena, k, channels, run, head, first);

@@ -74,10 +74,10 @@ struct Source {
     u64 scales = 0;  // offset of this lane's scales, of keys or values
     int split, group;
 
-    // `entry` is that of the first split that is seen, `first`.
+    // `first` is the first split that is seen.
     __device__ __forceinline__ Source(const RecordParams& record, const Arena& arena, const Pages& pages, int first,
-                                      u32 entry, u32 kv_head)
-        : record(record), arena(arena), pages(pages), run(run_at(entry)), split(first),
+                                      u32 kv_head)
+        : record(record), arena(arena), pages(pages), run(run_at(pages.entry(first))), split(first),
           group(first * GROUPS + first_group<WARPS>() - WARPS) {
         look_ahead();
         const u32 lane = threadIdx.x % 32, row = lane / ROWS::CHUNKS, chunk = lane % ROWS::CHUNKS;

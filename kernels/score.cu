@@ -131,14 +131,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
           const __grid_constant__ Descriptors descriptors,
           const float* queries, float* out, const u32 lanes, const u32 share) {
     __shared__ float best[WARPS];
-    const ScoreEntry* entries = reinterpret_cast<const ScoreEntry*>(words_of(descriptors) + p.entries_at);
     const u32 warp = threadIdx.x / 32, part = warp % share, together = WARPS / share;
     const u64 blocks = (u64(p.entries) + together - 1) / together;
     for (u64 block = blockIdx.x; block < blocks; block += gridDim.x) {
         const u64 number = block * together + warp / share;
         float found = -FLT_MAX;
         if (number < p.entries) {
-            const ScoreEntry entry = entries[number];
+            const ScoreEntry entry = descriptor<ScoreEntry>(descriptors, p.entries_at, number);
             if (entry.tokens > 0) found = best_of(p, arena, queries, entry, lanes, part, share);
         }
         if (threadIdx.x % 32 == 0) best[warp] = found;

@@ -1,6 +1,8 @@
 // Which tokens does each query vector see? Work items, their tiles, and the tokens of a tile's vectors.
 #pragma once
+#include <cstddef>
 #include "descriptors.cuh"
+#include "divide.cuh"
 #include "fold.cuh"
 #include "numeric.cuh"
 
@@ -16,29 +18,29 @@ struct Vector {
 };
 
 // The tile that a work item belongs to: the last one whose first item is not above it.
-__device__ __forceinline__ const Tile& tile_of(const Tile* tiles, u32 count, u32 item) {
-    u32 low = 0, high = count;
+__device__ __forceinline__ Tile tile_of(const AttendParams& p, const AttendDescriptors& descriptors, u32 item) {
+    u32 low = 0, high = p.tiles;
     while (high - low > 1) {
         const u32 middle = low + (high - low) / 2;
-        if (tiles[middle].item <= item) {
+        if (read<u32>(descriptors, p.tiles_at + (u64(middle) * sizeof(Tile) + offsetof(Tile, item)) / 4) <= item) {
             low = middle;
         } else {
             high = middle;
         }
     }
-    return tiles[low];
+    return descriptor<Tile>(descriptors, p.tiles_at, low);
 }
 
 // Query vector `index` (row × head) of a tile, whose state is that of split or section `part`: what it sees of the `tokens`
 // tokens from `first` on.
-__device__ __forceinline__ Vector vector_of(const AttendParams& p, const Row* rows, const Tile& tile, u32 kv_head,
-                                            u32 part, u32 first, int tokens, u64 index) {
+__device__ __forceinline__ Vector vector_of(const AttendParams& p, const AttendDescriptors& descriptors, const Tile& tile,
+                                            u32 kv_head, u32 part, u32 first, int tokens, u64 index) {
     Vector vector = {0, 0, 0, 0};
-    const u64 at = index / p.group;
-    if (at >= tile.rows) return vector;
-    const u32 row_index = tile.row + u32(at);
-    const Row row = rows[row_index];
-    const u32 head = kv_head * p.group + u32(index % p.group);
+    const Quotient at = divide(index, p.group);
+    if (at.whole >= tile.rows) return vector;
+    const u32 row_index = tile.row + u32(at.whole);
+    const Row row = descriptor<Row>(descriptors, p.rows_at, row_index);
+    const u32 head = kv_head * p.group + at.rest;
     vector.from = row.start > first ? int(min(row.start - first, u32(tokens))) : 0;
     vector.to = row.end > first ? int(min(row.end - first, u32(tokens))) : 0;
     vector.q = u64(p.q.base) + u64(row_index) * p.q.row + u64(head) * p.q.head;

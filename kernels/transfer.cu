@@ -1,5 +1,6 @@
 // transfer: which records move where? Frames and records in any combination, 16 bytes a thread at a time.
 #include "descriptors.cuh"
+#include "divide.cuh"
 #include "record.cuh"
 
 namespace {
@@ -20,13 +21,13 @@ __device__ __forceinline__ u64 place(const Arena& arena, const RecordParams& rec
 extern "C" __global__ void __launch_bounds__(THREADS)
     transfer(const __grid_constant__ TransferParams p, const __grid_constant__ Arena from,
              const __grid_constant__ Arena to, const __grid_constant__ Descriptors descriptors, const u32 parts) {
-    const Move* moves = reinterpret_cast<const Move*>(words_of(descriptors) + p.moves_at);
     const u64 total = u64(p.moves) * parts;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
-        const Move move = moves[work / parts];
+        const Quotient part = divide(work, parts);
+        const Move move = descriptor<Move>(descriptors, p.moves_at, part.whole);
         const u64 source = place(from, p.record, p.from_base, p.from_stride, move.from);
         const u64 target = place(to, p.record, p.to_base, p.to_stride, move.to);
-        const u32 first = u32(work % parts) * PART;
+        const u32 first = part.rest * PART;
         // A record is a whole number of 16-byte units; only a buffer of records may be aligned to less.
         if ((source | target) % 16 == 0) {
             const uint4* src = reinterpret_cast<const uint4*>(source);

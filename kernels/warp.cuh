@@ -13,15 +13,14 @@ struct Warp {
     u64 q;      // the elements of column lane / 4
     bool live;  // whether it sees anything
 
-    __device__ __forceinline__ Warp(const AttendParams& p, const u32* descriptors, const u32* tables, u32 vector_tiles,
-                                    u64 work) {
-        const u32 vector_tile = u32(work % vector_tiles);
-        kv_head = u32(work / vector_tiles % p.record.kv_heads);
-        const u32 item = p.first_item + u32(work / vector_tiles / p.record.kv_heads);
-        const Tile tile = tile_of(reinterpret_cast<const Tile*>(descriptors + p.tiles_at), p.tiles, item);
+    __device__ __forceinline__ Warp(const AttendParams& p, const AttendDescriptors& descriptors, const u32* tables,
+                                    u32 vector_tiles, u64 work) {
+        const Place3 place(work, vector_tiles, p.record.kv_heads);
+        kv_head = place.y;
+        const u32 item = p.first_item + u32(place.z);
+        const Tile tile = tile_of(p, descriptors, item);
         const u32 part = tile.split + (item - tile.item);
-        const Row* rows = reinterpret_cast<const Row*>(descriptors + p.rows_at);
-        columns = columns_of<SPLITS>(p, rows, tile, kv_head, part, u64(vector_tile) * COLUMNS, live, q);
+        columns = columns_of<SPLITS>(p, descriptors, tile, kv_head, part, u64(place.x) * COLUMNS, live, q);
         const u32* table = tables + tile.table + (u64(part) * SPLITS * SPLIT >> p.record.page_shift);
         pages = {table, p.record.page_shift, columns.span.from, columns.span.to};
         first = columns.span.from / SPLIT;
@@ -75,8 +74,7 @@ __device__ __forceinline__ void give(const Columns& columns, const State<DIM>& t
              const __grid_constant__ AttendDescriptors descriptors, const u32* tables, const u64 q,                    \
              const float* channels, float* states, const u32 vector_tiles) {                                           \
         extern __shared__ __align__(1024) unsigned char rings[];                                                       \
-        const u32* words = words_of(descriptors);                                                                      \
         const u64 total = u64(p.items) * p.record.kv_heads * vector_tiles;                                             \
         for (u64 work = blockIdx.x; work < total; work += gridDim.x)                                                   \
-            attend<__VA_ARGS__>(p, arena, words, tables, q, channels, states, vector_tiles, work, rings);              \
+            attend<__VA_ARGS__>(p, arena, descriptors, tables, q, channels, states, vector_tiles, work, rings);              \
     }
