@@ -14,7 +14,7 @@ use std::process::Command;
 
 const KERNELS: [&str; 9] =
     ["append", "transfer", "attend", "attend_mma", "attend_mma_int8", "merge", "project", "score", "sum"];
-const HEADERS: [&str; 20] = [
+const HEADERS: [&str; 21] = [
     "params",
     "append",
     "project",

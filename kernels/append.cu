@@ -24,9 +24,8 @@ __device__ __forceinline__ bool holds(const Part& part, u32 dim, const RecordPar
 
 // A block takes `THREADS` chunks of one run; `parts` blocks cover the longest run.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    append(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena,
-           const __grid_constant__ Descriptors descriptors,
-           const u64 k, const u64 v, u32* non_finite_count, const u32 parts, const u32 stretch) {
+    append(const __grid_constant__ AppendParams p, const u64 k, const u64 v, u32* non_finite_count, const u32 parts,
+           const u32 stretch, const __grid_constant__ Arena arena, const __grid_constant__ Descriptors descriptors) {
     const Runs runs = {descriptors, p.runs_at, stretch != 0};
     const u64 total = u64(p.runs) * parts;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
@@ -49,9 +48,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // The same for int8, with as many blocks a run as its lanes need. It always writes: `append` counts for int8 too.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    append_int8(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena,
-                const __grid_constant__ Descriptors descriptors,
-                const u64 k, const u64 v, const float* channels, u32* non_finite_count, const u32 parts, const u32 stretch) {
+    append_int8(const __grid_constant__ AppendParams p, const u64 k, const u64 v, const float* channels,
+                u32* non_finite_count, const u32 parts, const u32 stretch, const __grid_constant__ Arena arena,
+                const __grid_constant__ Descriptors descriptors) {
     const Runs runs = {descriptors, p.runs_at, stretch != 0};
     const u64 total = u64(p.runs) * parts;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {

@@ -364,9 +364,9 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
 
 #define ATTEND(NAME, FORMAT, Q)                                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS, Q == 8 ? 3 : 4)                                              \
-        NAME(const __grid_constant__ AttendParams p, const __grid_constant__ Arena arena,                              \
-             const __grid_constant__ AttendDescriptors descriptors, const u32* tables, const u64 q,                    \
-             const float* channels, float* states, const u32 vector_tiles) {                                           \
+        NAME(const __grid_constant__ AttendParams p, const u32* tables, const u64 q, const float* channels,            \
+             float* states, const u32 vector_tiles, const __grid_constant__ Arena arena,                               \
+             const __grid_constant__ AttendDescriptors descriptors) {                                                  \
         __shared__ Shared<FORMAT, Q> shared;                                                                           \
         const u64 total = u64(p.items) * p.record.kv_heads * vector_tiles;                                             \
         for (u64 work = blockIdx.x; work < total; work += gridDim.x) {                                                 \

@@ -105,14 +105,14 @@ __device__ __forceinline__ void find_values(RING& ring, const Columns& columns, 
 }
 
 // Part `work` of the call, whose channels are none.
-template <u32 FORMAT, int DIM, int WARPS, int SPLITS>
+template <u32 FORMAT, int DIM, class SHARE>
 __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena,
                                        const AttendDescriptors& descriptors, const u32* tables, u64 q, const float*, float* states, u32 vector_tiles,
                                        u64 work, unsigned char* rings) {
-    const Warp<SPLITS> warp(p, descriptors, tables, vector_tiles, work);
+    const Warp<SHARE> warp(p, descriptors, tables, vector_tiles, work);
     if (warp.sees_nothing()) return;
-    Ring<Rows<2 * DIM, false>, WARPS, SPLITS> ring({p.record, arena, warp.pages, warp.first, warp.kv_head},
-                                                   ring_of<WARPS>(rings));
+    Ring<Rows<2 * DIM, false>, SHARE> ring({p.record, arena, warp.pages, warp.first, warp.kv_head},
+                                                   ring_of<SHARE>(rings));
     // While the first keys are on their way.
     u32 query[DIM / 16][2];
     load_column<DIM>(query, p, q, warp.q, warp.live);
@@ -123,22 +123,14 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
         find_weights(warp.columns, group, scale, scores, state);
         find_values<FORMAT, DIM>(ring, warp.columns, group, scores, state);
     };
-    const State<DIM> total = fold_groups<DIM, WARPS, SPLITS>(warp.columns.span, warp.first, group_state);
+    const State<DIM> total = fold_groups<DIM, SHARE>(warp.columns.span, warp.first, group_state);
     release_next();
-    give<false, WARPS>(warp.columns, total, lack, states, rings);
+    give<false, SHARE>(warp.columns, total, lack, states, rings);
 }
 
 }  // namespace
 
-ATTEND(attend_f16_64_1, 1, F16, 64, 1, 1)
-ATTEND(attend_f16_64_4, 4, F16, 64, 4, 1)
-ATTEND(attend_f16_64_section, 1, F16, 64, 1, SECTION)
-ATTEND(attend_f16_128_1, 1, F16, 128, 1, 1)
-ATTEND(attend_f16_128_4, 4, F16, 128, 4, 1)
-ATTEND(attend_f16_128_section, 1, F16, 128, 1, SECTION)
-ATTEND(attend_bf16_64_1, 1, BF16, 64, 1, 1)
-ATTEND(attend_bf16_64_4, 4, BF16, 64, 4, 1)
-ATTEND(attend_bf16_64_section, 1, BF16, 64, 1, SECTION)
-ATTEND(attend_bf16_128_1, 1, BF16, 128, 1, 1)
-ATTEND(attend_bf16_128_4, 4, BF16, 128, 4, 1)
-ATTEND(attend_bf16_128_section, 1, BF16, 128, 1, SECTION)
+ATTEND_KINDS(attend_f16_64, F16, 64)
+ATTEND_KINDS(attend_f16_128, F16, 128)
+ATTEND_KINDS(attend_bf16_64, BF16, 64)
+ATTEND_KINDS(attend_bf16_128, BF16, 128)

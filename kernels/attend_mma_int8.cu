@@ -190,15 +190,15 @@ __device__ __forceinline__ void find_values(RING& ring, const Factors8& factors,
 }
 
 // Part `work` of the call.
-template <int DIM, int WARPS, int SPLITS>
+template <int DIM, class SHARE>
 __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena,
                                        const AttendDescriptors& descriptors, const u32* tables, u64 q, const float* channels, float* states,
                                        u32 vector_tiles, u64 work, unsigned char* rings) {
     using Codes = Rows<DIM, true>;
-    const Warp<SPLITS> warp(p, descriptors, tables, vector_tiles, work);
+    const Warp<SHARE> warp(p, descriptors, tables, vector_tiles, work);
     if (warp.sees_nothing()) return;
-    Ring<Codes, WARPS, SPLITS, PIECES> ring({p.record, arena, warp.pages, warp.first, warp.kv_head},
-                                            ring_of<WARPS>(rings));
+    Ring<Codes, SHARE, PIECES> ring({p.record, arena, warp.pages, warp.first, warp.kv_head},
+                                            ring_of<SHARE>(rings));
     // While the first keys are on their way.
     const QueryColumns<DIM> query =
         load_query<DIM>(p, q, warp.q, warp.live, channels + 3ull * warp.kv_head * DIM);
@@ -211,16 +211,12 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
                                        : factors_of<false>(warp.columns, group, scores, value_scales);
         find_values<Codes>(ring, factors, state);
     };
-    const State<DIM> total = fold_groups<DIM, WARPS, SPLITS>(warp.columns.span, warp.first, group_state);
+    const State<DIM> total = fold_groups<DIM, SHARE>(warp.columns.span, warp.first, group_state);
     release_next();
-    give<true, WARPS>(warp.columns, total, query.lack, states, rings);
+    give<true, SHARE>(warp.columns, total, query.lack, states, rings);
 }
 
 }  // namespace
 
-ATTEND(attend_int8_64_1, 1, 64, 1, 1)
-ATTEND(attend_int8_64_4, 4, 64, 4, 1)
-ATTEND(attend_int8_64_section, 1, 64, 1, SECTION)
-ATTEND(attend_int8_128_1, 1, 128, 1, 1)
-ATTEND(attend_int8_128_4, 4, 128, 4, 1)
-ATTEND(attend_int8_128_section, 1, 128, 1, SECTION)
+ATTEND_KINDS(attend_int8_64, 64)
+ATTEND_KINDS(attend_int8_128, 128)

@@ -11,7 +11,7 @@
 #include "descriptors.cuh"
 #include "divide.cuh"
 #include "fold.cuh"
-#include "ptx.cuh"
+#include "mma.cuh"
 #include "numeric.cuh"
 
 namespace {
@@ -151,13 +151,12 @@ __device__ __forceinline__ Total<4> fold_states(const Params& p, const float* st
 
 // Writes elements `at` and the next of the output.
 __device__ __forceinline__ void write_pair(u64 out, u64 at, u32 dtype, float a, float b) {
-    const u32 x = __float_as_uint(a), y = __float_as_uint(b);
     if (dtype == F32) {
-        u32* to = reinterpret_cast<u32*>(out) + at;
-        to[0] = x;
-        to[1] = y;
+        float* to = reinterpret_cast<float*>(out) + at;
+        to[0] = a;
+        to[1] = b;
     } else {
-        *reinterpret_cast<u32*>(out + 2 * at) = from_f32(x, dtype) | from_f32(y, dtype) << 16;
+        *reinterpret_cast<u32*>(out + 2 * at) = dtype == F16 ? pack<F16>(a, b) : pack<BF16>(a, b);
     }
 }
 
@@ -200,8 +199,8 @@ __device__ __forceinline__ void merge(const MergeParams& p, const Descriptors& d
 
 #define MERGE(BATCH)                                                                                                   \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        merge_##BATCH(const __grid_constant__ MergeParams p, const __grid_constant__ Descriptors descriptors,          \
-                      const float* states, const u64 out, float* lse, const u32 width) {                               \
+        merge_##BATCH(const __grid_constant__ MergeParams p, const float* states, const u64 out, float* lse,           \
+                      const u32 width, const __grid_constant__ Descriptors descriptors) {                              \
         merge<BATCH>(p, descriptors, states, out, lse, width);                                                         \
     }
 
@@ -316,8 +315,8 @@ __device__ __forceinline__ void merge_slice(const MergeParams& p, const float* s
 }
 
 extern "C" __global__ void __launch_bounds__(LONG_THREADS, 2)
-    merge_long(const __grid_constant__ MergeParams p, const __grid_constant__ Descriptors descriptors,
-               const float* states, const u64 out, float* lse) {
+    merge_long(const __grid_constant__ MergeParams p, const float* states, const u64 out, float* lse,
+               const __grid_constant__ Descriptors descriptors) {
     __shared__ Long shared;
     const u32 slices = (p.v_dim + SLICE - 1) / SLICE;
     for (u64 work = blockIdx.x; work < u64(p.rows) * p.q_heads * slices; work += gridDim.x) {
@@ -335,7 +334,7 @@ extern "C" __global__ void __launch_bounds__(LONG_THREADS, 2)
 
 // The target may be the row's first source: a block has read all before it writes.
 extern "C" __global__ void __launch_bounds__(64)
-    fold(const __grid_constant__ FoldParams p, const __grid_constant__ Descriptors descriptors, float* states) {
+    fold(const __grid_constant__ FoldParams p, float* states, const __grid_constant__ Descriptors descriptors) {
     const u32 unit = threadIdx.x;
     for (u64 work = blockIdx.x; work < u64(p.rows) * p.q_heads; work += gridDim.x) {
         const Quotient output = divide(work, p.q_heads);

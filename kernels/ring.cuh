@@ -15,11 +15,23 @@ constexpr int PIECES = GROUP / PIECE;    // of keys, and of values
 constexpr int GROUPS = SPLIT / GROUP;    // of a split
 constexpr int RING_BYTES = 24576;        // of a warp
 
-// Where each of a split's groups has a warp of its own, or one takes all.
-template <int WARPS>
-__device__ __forceinline__ int first_group() {
-    return WARPS > 1 ? threadIdx.x / 32 : 0;
-}
+// How a block's part of a call, SPLITS splits, goes to its warps: all to one, a group of the only split to each, or a split.
+template <int WARPS_, int SPLITS_>
+struct Share {
+    static constexpr int WARPS = WARPS_, SPLITS = SPLITS_;
+    static constexpr bool BY_SPLITS = WARPS > 1 && SPLITS > 1, BY_GROUPS = WARPS > 1 && SPLITS == 1;
+    static_assert(WARPS == 1 || (BY_SPLITS ? WARPS == SPLITS : WARPS == GROUPS), "one each");
+
+    static __device__ __forceinline__ int warp() { return WARPS > 1 ? threadIdx.x / 32 : 0; }
+
+    // This warp's groups of a split: the first, and the step from one to the next.
+    static __device__ __forceinline__ int first() { return BY_GROUPS ? warp() : 0; }
+    static constexpr int STEP = BY_GROUPS ? WARPS : 1;
+
+    // One past its last split, and whether it has more than one.
+    static __device__ __forceinline__ int end() { return BY_SPLITS ? warp() + 1 : SPLITS; }
+    static constexpr bool SEVERAL = SPLITS > 1 && !BY_SPLITS;
+};
 
 __device__ __forceinline__ bool sees_group(int from, int to, int group) {
     return group * GROUP < to && (group + 1) * GROUP > from;
@@ -58,11 +70,10 @@ struct Rows {
     static __device__ __forceinline__ u32 permutation(u32 row) { return CHUNKS < 8 ? row / (8 / CHUNKS) % CHUNKS : row % 8; }
 };
 
-// Groups `warp`, `warp + WARPS` … of SPLITS splits, as far as some column sees them: where the next piece to load is.
-template <class ROWS, int WARPS, int SPLITS>
+// The groups of a warp, as far as some column sees them: where the next piece to load is.
+template <class ROWS, class SHARE>
 struct Source {
     static constexpr u32 ROW = ROWS::ROW;
-    static constexpr int END = SPLITS * GROUPS;
 
     const RecordParams& record;
     const Arena& arena;
@@ -74,11 +85,11 @@ struct Source {
     u64 scales = 0;  // offset of this lane's scales, of keys or values
     int split, group;
 
-    // `first` is the first split that is seen.
+    // `first` is the first split to look at.
     __device__ __forceinline__ Source(const RecordParams& record, const Arena& arena, const Pages& pages, int first,
                                       u32 kv_head)
         : record(record), arena(arena), pages(pages), run(run_at(pages.entry(first))), split(first),
-          group(first * GROUPS + first_group<WARPS>() - WARPS) {
+          group(first * GROUPS + SHARE::first() - SHARE::STEP) {
         look_ahead();
         const u32 lane = threadIdx.x % 32, row = lane / ROWS::CHUNKS, chunk = lane % ROWS::CHUNKS;
         key = key_at(record, kv_head, 0) + row * ROW + chunk * 16;
@@ -93,14 +104,16 @@ struct Source {
     }
 
     __device__ __forceinline__ void look_ahead() {
-        if (SPLITS > 1 && split + 1 < SPLITS) ahead = pages.entry(split + 1);
+        if (SHARE::SEVERAL && split + 1 < SHARE::SPLITS) ahead = pages.entry(split + 1);
     }
+
+    static __device__ __forceinline__ int end() { return SHARE::end() * GROUPS; }
 
     // Goes to the next group.
     __device__ __forceinline__ void advance() {
-        do group += WARPS;
-        while (group < END && !sees_group(pages.from, pages.to, group));
-        if (SPLITS > 1 && group < END && group / GROUPS > split) {
+        do group += SHARE::STEP;
+        while (group < end() && !sees_group(pages.from, pages.to, group));
+        if (SHARE::SEVERAL && group < end() && group / GROUPS > split) {
             split += 1;  // what is seen has no gaps
             run = run_at(ahead);
             look_ahead();
@@ -111,7 +124,7 @@ struct Source {
     template <int AT>
     __device__ __forceinline__ void load(u32 at) {
         const int token = group * GROUP + AT % PIECES * PIECE;
-        if (group < END && token < pages.to && token + PIECE > pages.from) {
+        if (group < end() && token < pages.to && token + PIECE > pages.from) {
             const u32 first = u32(token) % SPLIT / RUN;
             if constexpr (ROWS::SCALES && AT < PIECES) load_scales(at + ROWS::SCALES_AT, first);
 #pragma unroll
@@ -135,17 +148,17 @@ struct Source {
 
 // The ring of a warp. Piece by piece, `next` waits for one and starts the load of the one AHEAD later. A piece stays until the
 // HELD-th after it is asked for.
-template <class ROWS, int WARPS, int SPLITS, int HELD = 1>
+template <class ROWS, class SHARE, int HELD = 1>
 struct Ring {
     static constexpr u32 BYTES = ROWS::PIECE_BYTES;
     static constexpr int STAGES = RING_BYTES / BYTES;
     static constexpr int AHEAD = STAGES - HELD;
     static_assert(BYTES % 16 == 0 && AHEAD > 1, "copies of sixteen bytes, several on their way");
 
-    Source<ROWS, WARPS, SPLITS> source;
+    Source<ROWS, SHARE> source;
     u32 base, from, to;  // the next piece, and where the one to load goes
 
-    __device__ __forceinline__ Ring(const Source<ROWS, WARPS, SPLITS>& source, u32 base)
+    __device__ __forceinline__ Ring(const Source<ROWS, SHARE>& source, u32 base)
         : source(source), base(base), from(base), to(base + AHEAD * BYTES) {
         start<0>();
     }

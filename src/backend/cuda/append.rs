@@ -51,14 +51,14 @@ pub(super) fn append(kernels: &Kernels, stream: &mut CudaStream, args: &Append<'
         let channels = channels_address(args.channels)?;
         let list = &mut [
             arg(&params),
-            arg(&arena),
-            arg(&descriptors),
             arg(&k),
             arg(&v),
             arg(&channels),
             arg(&counter),
             arg(&parts),
             arg(&stretch),
+            arg(&arena),
+            arg(&descriptors),
         ];
         // SAFETY: the parameters of `append_int8` in kernels/append.cu; frames, slots, views, channels and counter were
         // validated.
@@ -66,13 +66,13 @@ pub(super) fn append(kernels: &Kernels, stream: &mut CudaStream, args: &Append<'
     }
     let list = &mut [
         arg(&params),
-        arg(&arena),
-        arg(&descriptors),
         arg(&k),
         arg(&v),
         arg(&counter),
         arg(&parts),
         arg(&stretch),
+        arg(&arena),
+        arg(&descriptors),
     ];
     // SAFETY: the parameters of `append` in kernels/append.cu; frames, slots, views and counter were validated.
     unsafe { launch(&kernels.append, stream, blocks, THREADS, list) }

@@ -27,8 +27,9 @@ const THREADS: u32 = 128;
 const MMA_DIMS: [u32; 2] = [64, 128];
 /// The formats of both.
 const MMA_FORMATS: [PageFormat; 3] = [PageFormat::F16, PageFormat::Bf16, PageFormat::Int8];
-/// A warp for a split there, one for each of its groups, or a warp for a section: the ends of the functions' names.
-const MMA_KINDS: [(&str, u32); 3] = [("1", 1), ("4", 4), ("section", 1)];
+/// A warp for a split there or one for each of its groups, a warp for a section or one for each of its splits: the ends of the
+/// functions' names, and the warps of a block.
+const MMA_KINDS: [(&str, u32); 4] = [("1", 1), ("4", 4), ("section_1", 1), ("section_4", 4)];
 /// `RING_BYTES` of `kernels/ring.cuh`.
 const RING_BYTES: u32 = 24576;
 /// `COLUMNS` of `kernels/columns.cuh`.
@@ -66,8 +67,8 @@ impl AttendFunctions {
                 let set = function.set_attribute(SHARED_BYTES, (warps * RING_BYTES) as i32);
                 set.map_err(super::failed("cuFuncSetAttribute")).map(|()| function)
             };
-            let [one, four, section] = MMA_KINDS.map(load);
-            Ok::<_, Error>([one?, four?, section?])
+            let [a, b, c, d] = MMA_KINDS.map(load);
+            Ok::<_, Error>([a?, b?, c?, d?])
         };
         let by_dim = |format| {
             let [small, large] = MMA_DIMS.map(|dim| by_kind(format, dim));
@@ -98,12 +99,14 @@ impl AttendFunctions {
         q: Dtype,
         grain: Grain,
         vectors: u64,
-        few: impl FnOnce(u32) -> bool,
+        blocks: impl FnOnce(u32) -> u64,
+        processors: u64,
     ) -> Choice<'_> {
         if let Some(functions) = self.on_tensor_cores(record, q) {
-            let kind = match grain {
-                Grain::Section => 2,
-                Grain::Split => usize::from(few(COLUMNS)),
+            // With no more blocks than run at a time, one warp each would leave much of the device idle.
+            let kind = match (grain, blocks(COLUMNS)) {
+                (Grain::Split, blocks) => usize::from(blocks <= 2 * processors),
+                (Grain::Section, blocks) => 2 + usize::from(blocks < 3 * processors),
             };
             let (function, warps) = (&functions[kind], MMA_KINDS[kind].1);
             return Choice { function, query_tile: COLUMNS, threads: 32 * warps, shared: warps * RING_BYTES };
@@ -126,9 +129,8 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
     let items = last.item + last.splits;
     let blocks =
         |query_tile: u32| u64::from(items) * u64::from(geometry.kv_heads()) * vectors.div_ceil(query_tile.into());
-    // With no more blocks than run at a time, one warp each would leave much of the device idle.
-    let few = |query_tile| blocks(query_tile) <= 2 * kernels.multiprocessors;
-    let choice = kernels.attend.choose(&args.record, args.q.dtype, args.grain, vectors, few);
+    let choice =
+        kernels.attend.choose(&args.record, args.q.dtype, args.grain, vectors, blocks, kernels.multiprocessors);
     let vector_tiles = vectors.div_ceil(choice.query_tile.into());
     let vector_tiles = u32::try_from(vector_tiles).map_err(|_| Error::TooLarge {
         what: "the query vectors of a tile",
@@ -159,13 +161,13 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
     let channels = channels_address(args.channels)?;
     let list = &mut [
         arg(&params),
-        arg(&arena),
-        arg(&descriptors),
         arg(&tables),
         arg(&q),
         arg(&channels),
         arg(&states),
         arg(&vector_tiles),
+        arg(&arena),
+        arg(&descriptors),
     ];
     let block = (choice.threads, choice.shared);
     // SAFETY: the parameters of every `attend_…` in kernels/attend.cu, attend_mma.cu and attend_mma_int8.cu; tiles, rows,

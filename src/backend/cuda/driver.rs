@@ -7,9 +7,6 @@ use libloading::Library;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
-/// Warps of `attend` on a multiprocessor that read about as fast as any number: see [`Caps::at_once`].
-const WARPS: u64 = 3;
-
 /// The backend's name in errors and in [`Caps`].
 pub(super) const NAME: &str = "cuda";
 
@@ -98,7 +95,7 @@ pub(super) fn caps(
         max_channels: ("cuDeviceTotalMem", memory),
         memory_bytes: Some(memory),
         query_tile,
-        at_once: WARPS * processors,
+        at_once: processors,
         overlap: true,
         formats,
         limits,

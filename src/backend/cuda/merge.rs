@@ -48,7 +48,7 @@ pub(super) fn merge(kernels: &Kernels, stream: &mut CudaStream, args: &Merge<'_,
     let outputs = u64::from(rows) * u64::from(args.q_heads);
     let most = args.rows.iter().map(|row| row.before + row.states).max().unwrap_or(0);
     let width = width(args.v_dim);
-    let mut list = vec![arg(&params), arg(&descriptors), arg(&states), arg(&out), arg(&lse)];
+    let mut list = vec![arg(&params), arg(&states), arg(&out), arg(&lse)];
     // All give the same bits.
     let (function, blocks, threads) = if outputs <= kernels.multiprocessors && most > LONG_FROM {
         (&kernels.merge_long, outputs * u64::from(args.v_dim.div_ceil(LONG.1)), LONG.0)
@@ -57,6 +57,7 @@ pub(super) fn merge(kernels: &Kernels, stream: &mut CudaStream, args: &Merge<'_,
         list.push(arg(&width));
         (&kernels.merge[batch], outputs.div_ceil((THREADS / width).into()), THREADS)
     };
+    list.push(arg(&descriptors));
     // SAFETY: the parameters of these functions in kernels/merge.cu; states and views were validated. Before they wait, they
     // read descriptors alone: those in memory come from a copy, which has ended when the kernel starts.
     unsafe { kernels.launch_early(function, stream, blocks, threads, &mut list) }
@@ -78,7 +79,7 @@ pub(super) fn fold(kernels: &Kernels, stream: &mut CudaStream, args: &Fold<'_, C
     };
     let states = args.states.aligned("the address of the states")?;
     let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.rows)])?;
-    let list = &mut [arg(&params), arg(&descriptors), arg(&states)];
+    let list = &mut [arg(&params), arg(&states), arg(&descriptors)];
     // SAFETY: the parameters of `fold` in kernels/merge.cu; the states were validated.
     unsafe { launch(&kernels.fold, stream, u64::from(rows) * u64::from(args.q_heads), width(args.v_dim), list) }
 }
