@@ -1,16 +1,12 @@
 //! How fast is attention over pages, beside a plain read of the same bytes?
 
-use super::scene::{Cast, Scene};
+use super::scene::{Cast, each_scene};
 use super::timer::{Flush, Timer};
-use super::{Kernel, Row, print};
-use kvtide::backend::DeviceBuffer;
-use kvtide::{Backend, Device};
-use std::process::ExitCode;
+use super::{Measure, Row, limits};
+use kvtide::PageFormat;
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    #[command(flatten)]
-    kernel: Kernel,
     /// Shapes: sequences x tokens : query heads / KV heads / elements / page.
     #[arg(
         long,
@@ -24,28 +20,20 @@ pub(crate) struct Args {
     rows: u32,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let device = Device::open(&args.kernel.backend)?;
-    let mut timer = Timer::new(&device, args.kernel.repeats)?;
-    let mut rows = Vec::new();
-    for cast in &args.shape {
-        for &format in &args.kernel.formats()? {
-            let scene = Scene::new(&device, &mut timer.stream, cast, format)?;
-            let ask = scene.ask(&device, &mut timer.stream, args.rows.clamp(1, cast.tokens))?;
-            let bytes = scene.bytes();
-            let whole = device.alloc("bench read", bytes.min(device.caps().max_slab_bytes))?;
-            device.fill(&mut timer.stream, &whole, 0, whole.bytes() / 4 * 4, 0x3f81_3f80)?;
+impl Measure for Args {
+    fn measure(&self, timer: &mut Timer<'_>, formats: &[PageFormat], rows: &mut Vec<Row>) -> anyhow::Result<()> {
+        let device = timer.device;
+        each_scene(timer, &self.shape, formats, |timer, cast, scene| {
+            let ask = scene.ask(device, self.rows.clamp(1, cast.tokens))?;
+            let format = scene.record.format().name();
             for flush in Flush::BOTH {
-                let us = timer.median_us(flush, |stream| scene.attend(&device, stream, &ask))?;
-                // A buffer that one binding cannot hold is read in part, and the time scaled.
-                let part = whole.bytes() / 16 * 16;
-                let read = timer.read_us(flush, &whole, part)? * bytes as f64 / part as f64;
-                let shape = format!("{cast}, {} rows each", args.rows);
-                let row = Row::kernel("attend", shape, format.name(), &device, (us, bytes));
+                let us = timer.median_us(flush, |stream| scene.attend(device, stream, &ask))?;
+                let read = limits::read_us(timer, flush, scene.bytes())?;
+                let shape = format!("{cast}, {} rows each", self.rows);
+                let row = Row::kernel("attend", shape, format, device, (us, scene.bytes()));
                 rows.push(row.flushed(flush.name()).beside_us("a plain read of the same bytes", read));
             }
-        }
+            Ok(())
+        })
     }
-    print(args.kernel.json, &rows)?;
-    Ok(ExitCode::SUCCESS)
 }
