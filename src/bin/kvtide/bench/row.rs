@@ -63,6 +63,11 @@ impl Row {
         self
     }
 
+    /// Adds to what else is worth knowing.
+    pub(super) fn note(&mut self, what: &str, value: impl Into<Value>) {
+        self.detail[what] = value.into();
+    }
+
     /// Compares with the time of a limit.
     pub(super) fn beside_us(mut self, limit: &str, us: f64) -> Self {
         self.limit = limit.into();

@@ -17,7 +17,7 @@ use std::str::FromStr;
 pub(super) struct Cast {
     pub(super) sequences: u32,
     pub(super) tokens: u32,
-    heads: [u32; 4],
+    pub(super) heads: [u32; 4],
 }
 
 impl FromStr for Cast {
@@ -236,6 +236,13 @@ pub(super) struct Ask {
     q: View<DeviceMemory>,
     out: View<DeviceMemory>,
     states: DeviceMemory,
+}
+
+impl Ask {
+    /// Pairs of `attend` and `merge` that answer it.
+    pub(super) fn calls(&self) -> usize {
+        self.batches.len()
+    }
 }
 
 /// Memory for `count` records, the number of index bits, and the records' numbers in an order without a pattern.
