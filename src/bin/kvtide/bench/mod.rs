@@ -7,8 +7,11 @@ mod kernels;
 mod limits;
 mod link;
 mod merge;
+mod predicted;
+mod project;
 mod row;
 mod scene;
+mod score;
 mod stream;
 mod timer;
 mod transfer;
@@ -47,6 +50,10 @@ enum What {
     Merge(Timed<merge::Args>),
     /// Copies and gathers of pages.
     Transfer(Timed<transfer::Args>),
+    /// Keys of pages onto the basis of a predictor.
+    Project(Timed<project::Args>),
+    /// Pages by their projected keys.
+    Score(Timed<score::Args>),
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
@@ -59,6 +66,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Some(What::Append(timed)) => timed.run(),
         Some(What::Merge(timed)) => timed.run(),
         Some(What::Transfer(timed)) => timed.run(),
+        Some(What::Project(timed)) => timed.run(),
+        Some(What::Score(timed)) => timed.run(),
     }
 }
 
@@ -68,7 +77,9 @@ fn every_kernel(kernel: &Kernel) -> anyhow::Result<ExitCode> {
     let append: append::Args = defaults()?;
     let merge: merge::Args = defaults()?;
     let transfer: transfer::Args = defaults()?;
-    kernels::run(kernel, &[&attend, &append, &merge, &transfer])
+    let project: project::Args = defaults()?;
+    let score: score::Args = defaults()?;
+    kernels::run(kernel, &[&attend, &append, &merge, &transfer, &project, &score])
 }
 
 fn format_of(name: &str) -> anyhow::Result<PageFormat> {
