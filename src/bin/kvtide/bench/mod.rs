@@ -2,11 +2,13 @@
 
 mod append;
 mod attend;
+mod compare;
 mod data;
 mod kernels;
 mod limits;
 mod link;
 mod merge;
+mod peers;
 mod predicted;
 mod project;
 mod row;

@@ -1,6 +1,7 @@
 //! What was measured, beside what, and how is it told?
 
 use super::Shape;
+use super::compare::{Pair, lines};
 use kvtide::{Backend, Device};
 use serde::Serialize;
 use serde_json::Value;
@@ -28,6 +29,11 @@ pub(super) struct Row {
     limit_us: f64,
     limit: String,
     pub(super) share: f64,
+    /// The fastest other library at the same work in the same session, and its time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) peer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) peer_us: Option<f64>,
     /// Whatever else is worth knowing.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub(super) detail: Value,
@@ -54,6 +60,8 @@ impl Row {
             limit_us: 0.0,
             limit: String::new(),
             share: 0.0,
+            peer: None,
+            peer_us: None,
             detail: Value::Null,
         }
     }
@@ -61,6 +69,11 @@ impl Row {
     pub(super) fn flushed(mut self, flush: &'static str) -> Self {
         self.flush = flush;
         self
+    }
+
+    /// What was done, wherever it was.
+    pub(super) fn work(&self) -> [&str; 4] {
+        [&self.op, &self.shape, &self.format, self.flush]
     }
 
     /// Adds to what else is worth knowing.
@@ -95,17 +108,23 @@ struct Report<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     commit: Option<String>,
     rows: &'a [Row],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compare: Option<Vec<Pair>>,
 }
 
-/// Prints rows for people, or one JSON object.
-pub(super) fn print(json: bool, rows: &[Row]) -> anyhow::Result<()> {
+/// Prints rows for people, or as a table of pairs, or all as one JSON object.
+pub(super) fn print(json: bool, rows: &[Row], compare: Option<Vec<Pair>>) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     if json {
         let command: Vec<String> = std::env::args().skip(1).collect();
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
         let (command, version) = (command.join(" "), env!("CARGO_PKG_VERSION"));
-        let report = Report { command, version, date: date(now), commit: commit(), rows };
+        let report = Report { command, version, date: date(now), commit: commit(), rows, compare };
         writeln!(out, "{}", serde_json::to_string_pretty(&report)?)?;
+        return Ok(());
+    }
+    if let Some(pairs) = compare {
+        write!(out, "{}", lines(&pairs))?;
         return Ok(());
     }
     for row in rows {
@@ -114,6 +133,9 @@ pub(super) fn print(json: bool, rows: &[Row]) -> anyhow::Result<()> {
         let time = if *us < 1e4 { format!("{us:.1} µs") } else { format!("{:.1} ms", us / 1e3) };
         writeln!(out, "{op} of {format} on {backend}{flush}: {shape}")?;
         writeln!(out, "    {time}, {gbs:.2} GB/s, {:.1} % of {limit}", share * 100.0)?;
+        if let (Some(peer), Some(peer_us)) = (&row.peer, row.peer_us) {
+            writeln!(out, "    {peer} {peer_us:.1} µs, {:.2} × as long", peer_us / us)?;
+        }
         if !detail.is_null() {
             writeln!(out, "    {detail}")?;
         }
@@ -143,6 +165,14 @@ fn date(seconds: u64) -> String {
         month += 1;
     }
     format!("{year}-{month:02}-{:02}", day + 1)
+}
+
+/// A row of work that nobody did.
+#[cfg(test)]
+pub(super) fn sample(backend: &str, op: &str, shape: &str, flush: &'static str, us: f64) -> Row {
+    let device = Device::Cpu(kvtide::backend::cpu::CpuBackend::new());
+    let row = Row::kernel(op, shape.into(), "bf16", &device, (us, 1 << 20)).flushed(flush);
+    Row { backend: backend.into(), ..row }.beside_us("a limit", us / 2.0)
 }
 
 #[cfg(test)]

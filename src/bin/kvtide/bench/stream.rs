@@ -137,7 +137,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         "tiers": after.tiers,
         "checked": args.check,
     });
-    print(args.shape.json, &[row])?;
+    print(args.shape.json, &[row], None)?;
     if args.tier != "host" {
         drop(swap);
         std::fs::remove_file(&args.path)?;

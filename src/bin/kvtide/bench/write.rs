@@ -100,6 +100,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         "link_in_gbs": link_in / 1e9,
         "tiers": swap.stats().tiers,
     });
-    print(args.shape.json, &[row])?;
+    print(args.shape.json, &[row], None)?;
     Ok(ExitCode::SUCCESS)
 }
