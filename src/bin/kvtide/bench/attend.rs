@@ -21,6 +21,10 @@ pub(crate) struct Args {
 }
 
 impl Measure for Args {
+    fn name(&self) -> &'static str {
+        "attend"
+    }
+
     fn measure(&self, timer: &mut Timer<'_>, formats: &[PageFormat], rows: &mut Vec<Row>) -> anyhow::Result<()> {
         let device = timer.device;
         each_scene(timer, &self.shape, formats, |timer, cast, scene| {

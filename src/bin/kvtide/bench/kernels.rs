@@ -34,6 +34,9 @@ pub(super) struct Kernel {
 
 /// Kernels of which one device gives rows. What was measured before a failure counts.
 pub(super) trait Measure {
+    /// What messages call them.
+    fn name(&self) -> &'static str;
+
     fn measure(&self, timer: &mut Timer<'_>, formats: &[PageFormat], rows: &mut Vec<Row>) -> anyhow::Result<()>;
 }
 
@@ -66,8 +69,8 @@ pub(super) fn run(kernel: &Kernel, work: &[&dyn Measure]) -> anyhow::Result<Exit
     let devices: Vec<Device> = kernel.backend.iter().map(|name| Device::open(name)).collect::<kvtide::Result<_>>()?;
     let compared = match &devices[..] {
         _ if !kernel.compare => None,
-        [first, second] => Some([first.caps().backend, second.caps().backend]),
-        others => anyhow::bail!("--compare takes two backends, not {}", others.len()),
+        [a, b] if a.caps().backend != b.caps().backend => Some([a.caps().backend, b.caps().backend]),
+        _ => anyhow::bail!("--compare takes two different backends"),
     };
     let mut timers: Vec<Timer<'_>> =
         devices.iter().map(|device| Timer::new(device, kernel.repeats)).collect::<anyhow::Result<_>>()?;
@@ -75,7 +78,7 @@ pub(super) fn run(kernel: &Kernel, work: &[&dyn Measure]) -> anyhow::Result<Exit
     for measure in work {
         for timer in &mut timers {
             if let Err(error) = measure.measure(timer, &formats, &mut rows) {
-                eprintln!("not timed on {}: {error:#}", timer.device.caps().backend);
+                eprintln!("{} on {}: {error:#}", measure.name(), timer.device.caps().backend);
                 code = ExitCode::FAILURE;
             }
         }

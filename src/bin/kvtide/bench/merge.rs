@@ -24,6 +24,10 @@ pub(crate) struct Args {
 }
 
 impl Measure for Args {
+    fn name(&self) -> &'static str {
+        "merge"
+    }
+
     fn measure(&self, timer: &mut Timer<'_>, _: &[PageFormat], rows: &mut Vec<Row>) -> anyhow::Result<()> {
         let device = timer.device;
         for &each in &self.states {

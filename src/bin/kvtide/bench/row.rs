@@ -134,7 +134,7 @@ pub(super) fn print(json: bool, rows: &[Row], compare: Option<Vec<Pair>>) -> any
         writeln!(out, "{op} of {format} on {backend}{flush}: {shape}")?;
         writeln!(out, "    {time}, {gbs:.2} GB/s, {:.1} % of {limit}", share * 100.0)?;
         if let (Some(peer), Some(peer_us)) = (&row.peer, row.peer_us) {
-            writeln!(out, "    {peer} {peer_us:.1} µs, {:.2} × as long", peer_us / us)?;
+            writeln!(out, "    {peer}: {peer_us:.1} µs, {:.2} × ours", peer_us / us)?;
         }
         if !detail.is_null() {
             writeln!(out, "    {detail}")?;

@@ -56,8 +56,10 @@ pub(super) fn each_scene<'d>(
 ) -> anyhow::Result<()> {
     for cast in casts {
         for &format in formats {
-            let scene = Scene::new(timer.device, &mut timer.stream, cast, format)?;
-            each(timer, cast, &scene)?;
+            let scene = Scene::new(timer.device, &mut timer.stream, cast, format);
+            scene
+                .and_then(|scene| each(timer, cast, &scene))
+                .with_context(|| format!("{cast} in {}", format.name()))?;
         }
     }
     Ok(())

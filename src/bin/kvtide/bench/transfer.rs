@@ -18,6 +18,10 @@ pub(crate) struct Args {
 }
 
 impl Measure for Args {
+    fn name(&self) -> &'static str {
+        "transfer"
+    }
+
     fn measure(&self, timer: &mut Timer<'_>, formats: &[PageFormat], rows: &mut Vec<Row>) -> anyhow::Result<()> {
         let device = timer.device;
         for &format in formats {
