@@ -58,9 +58,10 @@ class Clock:
         torch.cuda.synchronize()
         return statistics.median(begin.elapsed_time(end) * 1000 for begin, end in times[self.warm_up:])
 
-    def both(self, work, moved=None, operations=None):
-        """Times after either flush; a library that cannot do the work says why."""
+    def both(self, prepare, moved=None, operations=None):
+        """Times after either flush of the call that `prepare` returns; a library that cannot do the work says why."""
         try:
+            work = prepare()
             work()
             torch.cuda.synchronize()
         except Exception as error:
@@ -88,13 +89,15 @@ def plain_read(clock, moved, size=8192):
     blocks = moved // 4 // size
     words = torch.randint(0, 100, (blocks * size,), dtype=torch.int32, device=CARD)
     results = torch.empty(blocks, dtype=torch.int32, device=CARD)
-    return clock.both(lambda: largest_of_each_block[(blocks,)](words, results, SIZE=size), moved)
+    read = lambda: largest_of_each_block[(blocks,)](words, results, SIZE=size)
+    return clock.both(lambda: read, moved)
 
 
 def plain_copy(clock, moved):
     source = torch.randint(0, 100, (moved,), dtype=torch.uint8, device=CARD)
     target = torch.empty_like(source)
-    return clock.both(lambda: target.copy_(source), 2 * moved)
+    copy = lambda: target.copy_(source)
+    return clock.both(lambda: copy, 2 * moved)
 
 
 class Pages:
@@ -114,6 +117,9 @@ class Pages:
     def numbers(self, values):
         return torch.tensor(values, device=CARD, dtype=torch.int32)
 
+    def heads(self):
+        return self.q_heads, self.kv_heads, self.dim, self.page
+
     def paged(self):
         count = self.sequences * self.each
         starts = self.numbers([sequence * self.each for sequence in range(self.sequences + 1)])
@@ -128,16 +134,19 @@ def decode(clock, shape):
     q = pages.tensor(pages.sequences, pages.q_heads, 1, pages.dim)
     k, v = (pages.tensor(pages.sequences, pages.kv_heads, pages.tokens, pages.dim) for _ in range(2))
     sdpa = lambda: functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    row["sdpa_bf16"] = clock.both(sdpa, pages.moved)
-    del k, v
-    if flashinfer:
+    row["sdpa_bf16"] = clock.both(lambda: sdpa, pages.moved)
+    k = v = None
+
+    def fa2():
         kv, starts, order, last = pages.paged()
         wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             pages.workspace, "HND", use_tensor_cores=True, backend="fa2")
-        heads = (pages.q_heads, pages.kv_heads, pages.dim, pages.page)
-        wrapper.plan(starts, order, last, *heads, q_data_type=BF16, kv_data_type=BF16)
-        q = q.squeeze(2)
-        row["flashinfer-fa2_bf16"] = clock.both(lambda: wrapper.run(q, kv, return_lse=True), pages.moved)
+        wrapper.plan(starts, order, last, *pages.heads(), q_data_type=BF16, kv_data_type=BF16)
+        flat = q.squeeze(2)
+        return lambda: wrapper.run(flat, kv, return_lse=True)
+
+    if flashinfer:
+        row["flashinfer-fa2_bf16"] = clock.both(fa2, pages.moved)
     return row
 
 
@@ -156,21 +165,20 @@ def prefill(clock, shape, rows):
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
-    row["sdpa-flash_bf16"] = clock.both(sdpa, operations=operations)
-    del k, v
-    if flashinfer:
+    row["sdpa-flash_bf16"] = clock.both(lambda: sdpa, operations=operations)
+    k = v = None
+
+    def paged(backend):
         kv, starts, order, last = pages.paged()
-        q = q.transpose(1, 2).reshape(pages.sequences * rows, pages.q_heads, pages.dim).contiguous()
+        flat = q.transpose(1, 2).reshape(pages.sequences * rows, pages.q_heads, pages.dim).contiguous()
         firsts = pages.numbers([sequence * rows for sequence in range(pages.sequences + 1)])
-        heads = (pages.q_heads, pages.kv_heads, pages.dim, pages.page)
-        for backend in ("fa2", "fa3"):
-            try:
-                wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(pages.workspace, "HND", backend=backend)
-                wrapper.plan(firsts, starts, order, last, *heads, causal=True, q_data_type=BF16, kv_data_type=BF16)
-            except Exception as error:
-                row[f"flashinfer-{backend}_bf16"] = {"error": repr(error)[:200]}
-                continue
-            row[f"flashinfer-{backend}_bf16"] = clock.both(lambda: wrapper.run(q, kv), operations=operations)
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(pages.workspace, "HND", backend=backend)
+        types = {"q_data_type": BF16, "kv_data_type": BF16}
+        wrapper.plan(firsts, starts, order, last, *pages.heads(), causal=True, **types)
+        return lambda: wrapper.run(flat, kv)
+
+    for backend in ("fa2", "fa3") if flashinfer else ():
+        row[f"flashinfer-{backend}_bf16"] = clock.both(lambda: paged(backend), operations=operations)
     return row
 
 
