@@ -1,6 +1,7 @@
 //! How fast do new tokens get into pages, beside a copy of the same bytes?
 
-use super::scene::{Cast, each_scene};
+use super::cast::Cast;
+use super::scene::each_scene;
 use super::timer::{Flush, Timer};
 use super::{Measure, Row, natural, tensor};
 use kvtide::backend::params::AppendRun;

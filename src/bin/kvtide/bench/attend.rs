@@ -1,6 +1,7 @@
 //! How fast is attention over pages, beside a plain read of the same bytes?
 
-use super::scene::{Cast, each_scene};
+use super::cast::Cast;
+use super::scene::each_scene;
 use super::timer::{Flush, Timer};
 use super::{Measure, Row, limits};
 use kvtide::PageFormat;

@@ -2,6 +2,7 @@
 
 mod append;
 mod attend;
+mod cast;
 mod compare;
 mod data;
 mod kernels;

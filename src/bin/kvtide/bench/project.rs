@@ -1,7 +1,8 @@
 //! How fast are the keys of pages projected, beside a plain read of as many bytes?
 
+use super::cast::Cast;
 use super::predicted::Predicted;
-use super::scene::{Cast, each_scene};
+use super::scene::each_scene;
 use super::timer::{Flush, Timer};
 use super::{Measure, Row, limits};
 use kvtide::{Backend, PageFormat};

@@ -1,7 +1,8 @@
 //! How fast are all pages of a sequence scored for a query, beside a plain read of their projected keys?
 
+use super::cast::Cast;
 use super::predicted::Predicted;
-use super::scene::{Cast, Page, each_scene};
+use super::scene::{Page, each_scene};
 use super::timer::{Flush, Timer};
 use super::{Measure, Row, limits, natural, tensor};
 use kvtide::backend::DeviceMemory;

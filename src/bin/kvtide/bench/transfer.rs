@@ -1,6 +1,7 @@
 //! How fast are pages copied and gathered, beside a copy of the same bytes?
 
-use super::scene::{Cast, Scene};
+use super::cast::Cast;
+use super::scene::Scene;
 use super::timer::{Flush, Timer};
 use super::{Measure, Row};
 use kvtide::backend::ops::{Place, Transfer};
