@@ -1,16 +1,13 @@
 //! How fast is attention over pages, beside a plain read of the same bytes?
 
-use super::scene::{Cast, Scene};
+use super::cast::Cast;
+use super::scene::each_scene;
 use super::timer::{Flush, Timer};
-use super::{Kernel, Row, print};
-use kvtide::backend::DeviceBuffer;
-use kvtide::{Backend, Device};
-use std::process::ExitCode;
+use super::{Measure, Row, limits};
+use kvtide::PageFormat;
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    #[command(flatten)]
-    kernel: Kernel,
     /// Shapes: sequences x tokens : query heads / KV heads / elements / page.
     #[arg(
         long,
@@ -24,28 +21,57 @@ pub(crate) struct Args {
     rows: u32,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let device = Device::open(&args.kernel.backend)?;
-    let mut timer = Timer::new(&device, args.kernel.repeats)?;
-    let mut rows = Vec::new();
-    for cast in &args.shape {
-        for &format in &args.kernel.formats()? {
-            let scene = Scene::new(&device, &mut timer.stream, cast, format)?;
-            let ask = scene.ask(&device, &mut timer.stream, args.rows.clamp(1, cast.tokens))?;
-            let bytes = scene.bytes();
-            let whole = device.alloc("bench read", bytes.min(device.caps().max_slab_bytes))?;
-            device.fill(&mut timer.stream, &whole, 0, whole.bytes() / 4 * 4, 0x3f81_3f80)?;
-            for flush in Flush::BOTH {
-                let us = timer.median_us(flush, |stream| scene.attend(&device, stream, &ask))?;
-                // A buffer that one binding cannot hold is read in part, and the time scaled.
-                let part = whole.bytes() / 16 * 16;
-                let read = timer.read_us(flush, &whole, part)? * bytes as f64 / part as f64;
-                let shape = format!("{cast}, {} rows each", args.rows);
-                let row = Row::kernel("attend", shape, format.name(), &device, (us, bytes));
-                rows.push(row.flushed(flush.name()).beside_us("a plain read of the same bytes", read));
-            }
-        }
+impl Measure for Args {
+    fn name(&self) -> &'static str {
+        "attend"
     }
-    print(args.kernel.json, &rows)?;
-    Ok(ExitCode::SUCCESS)
+
+    fn measure(&self, timer: &mut Timer<'_>, formats: &[PageFormat], rows: &mut Vec<Row>) -> anyhow::Result<()> {
+        let device = timer.device;
+        each_scene(timer, &self.shape, formats, |timer, cast, scene| {
+            let each = self.rows.clamp(1, cast.tokens);
+            let ask = scene.ask(device, each)?;
+            let format = scene.record.format().name();
+            for flush in Flush::BOTH {
+                let us = timer.median_us(flush, |stream| scene.attend(device, stream, &ask))?;
+                let read = limits::read_us(timer, flush, scene.bytes())?;
+                let row = Row::kernel("attend", shape_of(&cast.to_string(), each), format, device, (us, scene.bytes()));
+                let mut row = row.flushed(flush.name()).beside_us("a plain read of the same bytes", read);
+                if each > 1 {
+                    // What is read once says little about work that many rows share.
+                    row.note("tflops", operations(cast, each) as f64 / us / 1e6);
+                    row.note("calls", ask.calls());
+                }
+                rows.push(row);
+            }
+            Ok(())
+        })
+    }
+}
+
+/// How a row names its shape: a decode step by what it attends alone.
+pub(super) fn shape_of(cast: &str, rows: u32) -> String {
+    if rows > 1 { format!("{cast}, {rows} rows each") } else { cast.to_owned() }
+}
+
+/// Multiplications and additions: two for each element of the keys and of the values that a row's query heads see. The last
+/// row sees all tokens, the one before it one less.
+fn operations(cast: &Cast, rows: u32) -> u64 {
+    let [q_heads, _, dim, _] = cast.heads.map(u64::from);
+    let (tokens, rows) = (u64::from(cast.tokens), u64::from(rows));
+    let seen = rows * tokens - rows * (rows - 1) / 2;
+    4 * u64::from(cast.sequences) * seen * q_heads * dim
+}
+
+#[cfg(test)]
+#[test]
+fn operations_count_what_each_row_sees() {
+    let cast: Cast = "3x100:8/2/64/16".parse().unwrap();
+    for rows in [1, 2, 37, 100] {
+        let seen: u64 = (0..rows).map(|before| u64::from(cast.tokens - before)).sum();
+        assert_eq!(operations(&cast, rows), 3 * seen * 8 * 64 * 4, "{rows} rows");
+    }
+    // A chunk of 2,048 rows at the end of 32,768 tokens, 32 heads of 128.
+    let cast: Cast = "1x32768:32/8/128/16".parse().unwrap();
+    assert_eq!(operations(&cast, 2048), 1_065_168_666_624);
 }

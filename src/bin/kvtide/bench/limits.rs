@@ -1,5 +1,7 @@
-//! What the link between host and device, and the disk, can do at best: one long copy, one plain direct read.
+//! What the device's memory, its link to the host and the disk can do at best: a plain read, one long copy, one plain direct
+//! read.
 
+use super::timer::{Flush, Timer};
 use super::{COPY_MEMORY, median};
 use anyhow::Context;
 use kvtide::backend::ops::Arena;
@@ -16,6 +18,16 @@ use std::time::Instant;
 const COPY_BYTES: u64 = 256 << 20;
 /// Bytes of one read.
 const READ_BYTES: usize = 16 << 20;
+
+/// The time of a plain read of so many bytes of device memory. More than one binding can hold are read in part, and the time
+/// scaled.
+pub(super) fn read_us(timer: &mut Timer<'_>, flush: Flush, bytes: u64) -> anyhow::Result<f64> {
+    let device = timer.device;
+    let part = bytes.min(device.caps().max_slab_bytes).max(16) / 16 * 16;
+    let whole = device.alloc("bench read", part)?;
+    device.fill(&mut timer.stream, &whole, 0, part, 0x3f81_3f80)?;
+    Ok(timer.read_us(flush, &whole, part)? * bytes as f64 / part as f64)
+}
 
 /// Which pages a measured swap moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -37,6 +37,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    print(args.shape.json, &rows)?;
+    print(args.shape.json, &rows, None)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -2,17 +2,14 @@
 
 use super::scene::upload;
 use super::timer::{Flush, Timer};
-use super::{Kernel, Row, noise, print};
+use super::{Measure, Row, noise};
 use kvtide::attention::state_words;
 use kvtide::backend::ops::Merge;
 use kvtide::backend::params::MergeRow;
-use kvtide::{Backend, Device, Dtype, View};
-use std::process::ExitCode;
+use kvtide::{Backend, Dtype, PageFormat, View};
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    #[command(flatten)]
-    kernel: Kernel,
     /// Output rows.
     #[arg(long, default_value_t = 64)]
     rows: u32,
@@ -26,41 +23,44 @@ pub(crate) struct Args {
     dim: u32,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let device = Device::open(&args.kernel.backend)?;
-    let mut timer = Timer::new(&device, args.kernel.repeats)?;
-    let mut rows = Vec::new();
-    for &each in &args.states {
-        let words = u64::from(args.rows * each * args.heads) * u64::from(state_words(args.dim));
-        let mut next = noise(7);
-        let mut values: Vec<f32> = (0..words).map(|_| (next() >> 40) as f32 / (1 << 24) as f32).collect();
-        // Sums are positive.
-        let stride = state_words(args.dim) as usize;
-        values.chunks_exact_mut(stride).for_each(|state| state[args.dim as usize + 1] += 1.0);
-        let states = upload(&device, &mut timer.stream, bytemuck::cast_slice(&values))?;
-        let merged: Vec<MergeRow> =
-            (0..args.rows).map(|row| MergeRow { state: row * each, states: each, before: 0 }).collect();
-        let outputs = u64::from(args.rows * args.heads * args.dim) * 2;
-        let out = View::dense(device.alloc("bench output", outputs)?, Dtype::Bf16, args.heads, args.dim);
-        let bytes = words * 4 + outputs;
-        for flush in Flush::BOTH {
-            let (q_heads, v_dim) = (args.heads, args.dim);
-            let merge = Merge {
-                states: &states,
-                grain: kvtide::attention::Grain::Section,
-                rows: &merged,
-                q_heads,
-                v_dim,
-                out: &out,
-                lse: None,
-            };
-            let us = timer.median_us(flush, |stream| device.merge(stream, &merge))?;
-            let read = timer.read_us(flush, &states, words * 4)?;
-            let shape = format!("{} rows of {each} states, {q_heads} heads of {v_dim}", args.rows);
-            let row = Row::kernel("merge", shape, "bf16", &device, (us, bytes));
-            rows.push(row.flushed(flush.name()).beside_us("a plain read of the states", read));
-        }
+impl Measure for Args {
+    fn name(&self) -> &'static str {
+        "merge"
     }
-    print(args.kernel.json, &rows)?;
-    Ok(ExitCode::SUCCESS)
+
+    fn measure(&self, timer: &mut Timer<'_>, _: &[PageFormat], rows: &mut Vec<Row>) -> anyhow::Result<()> {
+        let device = timer.device;
+        for &each in &self.states {
+            let words = u64::from(self.rows * each * self.heads) * u64::from(state_words(self.dim));
+            let mut next = noise(7);
+            let mut values: Vec<f32> = (0..words).map(|_| (next() >> 40) as f32 / (1 << 24) as f32).collect();
+            // Sums are positive.
+            let stride = state_words(self.dim) as usize;
+            values.chunks_exact_mut(stride).for_each(|state| state[self.dim as usize + 1] += 1.0);
+            let states = upload(device, &mut timer.stream, bytemuck::cast_slice(&values))?;
+            let merged: Vec<MergeRow> =
+                (0..self.rows).map(|row| MergeRow { state: row * each, states: each, before: 0 }).collect();
+            let outputs = u64::from(self.rows * self.heads * self.dim) * 2;
+            let out = View::dense(device.alloc("bench output", outputs)?, Dtype::Bf16, self.heads, self.dim);
+            let bytes = words * 4 + outputs;
+            for flush in Flush::BOTH {
+                let (q_heads, v_dim) = (self.heads, self.dim);
+                let merge = Merge {
+                    states: &states,
+                    grain: kvtide::attention::Grain::Section,
+                    rows: &merged,
+                    q_heads,
+                    v_dim,
+                    out: &out,
+                    lse: None,
+                };
+                let us = timer.median_us(flush, |stream| device.merge(stream, &merge))?;
+                let read = timer.read_us(flush, &states, words * 4)?;
+                let shape = format!("{} rows of {each} states, {q_heads} heads of {v_dim}", self.rows);
+                let row = Row::kernel("merge", shape, "bf16", device, (us, bytes));
+                rows.push(row.flushed(flush.name()).beside_us("a plain read of the states", read));
+            }
+        }
+        Ok(())
+    }
 }

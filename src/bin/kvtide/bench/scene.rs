@@ -1,56 +1,47 @@
 //! Pages full of noise, in shuffled frames, and the tables of the sequences in them.
 
-use super::{noise, tensor};
+use super::cast::Cast;
+use super::timer::Timer;
+use super::{natural, noise, tensor};
 use anyhow::Context;
 use kvtide::attention::{Batch, Visible, plan_for, state_words};
 use kvtide::backend::ops::{Append, Arena, Attend, Channels, Merge};
 use kvtide::backend::params::AppendRun;
 use kvtide::backend::{DeviceMemory, DeviceStream};
 use kvtide::record::Record;
-use kvtide::{Backend, Device, Dtype, Geometry, PageFormat, View};
-use std::str::FromStr;
+use kvtide::{Backend, Device, Geometry, PageFormat, StoreConfig, View};
 
-/// Sequences of equal length and the heads over them, written `16x8192:32/8/128/16`: sequences × tokens, query heads, KV heads,
-/// elements of a head, tokens a page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Cast {
-    pub(super) sequences: u32,
+/// Does something with the pages of every shape in every format.
+pub(super) fn each_scene<'d>(
+    timer: &mut Timer<'d>,
+    casts: &[Cast],
+    formats: &[PageFormat],
+    mut each: impl FnMut(&mut Timer<'d>, &Cast, &Scene) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    for cast in casts {
+        for &format in formats {
+            let scene = Scene::new(timer.device, &mut timer.stream, cast, format);
+            scene
+                .and_then(|scene| each(timer, cast, &scene))
+                .with_context(|| format!("{cast} in {}", format.name()))?;
+        }
+    }
+    Ok(())
+}
+
+/// One of a scene's pages: whose it is, where, and how many tokens it holds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Page {
+    pub(super) sequence: u32,
+    pub(super) frame: u32,
     pub(super) tokens: u32,
-    heads: [u32; 4],
-}
-
-impl FromStr for Cast {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> anyhow::Result<Self> {
-        let form = || format!("`{text}` is not of the form 16x8192:32/8/128/16");
-        let (what, heads) = text.split_once(':').with_context(form)?;
-        let (sequences, tokens) = what.split_once('x').with_context(form)?;
-        let heads: Vec<u32> = heads.split('/').map(str::parse).collect::<Result<_, _>>().with_context(form)?;
-        let heads = <[u32; 4]>::try_from(heads).ok().with_context(form)?;
-        Ok(Cast { sequences: sequences.parse()?, tokens: tokens.parse()?, heads })
-    }
-}
-
-impl std::fmt::Display for Cast {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [q, kv, dim, page] = self.heads;
-        write!(f, "{}x{}:{q}/{kv}/{dim}/{page}", self.sequences, self.tokens)
-    }
-}
-
-impl Cast {
-    pub(super) fn geometry(&self, format: PageFormat) -> kvtide::Result<Geometry> {
-        let [q, kv, dim, page] = self.heads;
-        Geometry::new(1, q, kv, dim).page_size(page).format(format).validate()
-    }
 }
 
 /// An arena of one layer whose frames are all in use.
 #[derive(Debug)]
 pub(super) struct Scene {
     pub(super) record: Record,
-    pub(super) slabs: Vec<DeviceMemory>,
+    slabs: Vec<DeviceMemory>,
     shift: u32,
     channels: Option<DeviceMemory>,
     tables: DeviceMemory,
@@ -72,17 +63,7 @@ impl Scene {
         let record = Record::new(geometry);
         let pages = geometry.pages_for(cast.tokens.into()) as u32;
         let total = u64::from(pages) * u64::from(cast.sequences);
-        let per_slab = (device.caps().max_slab_bytes / record.frame_stride()).min(total);
-        let shift = per_slab.next_power_of_two().trailing_zeros();
-        let mut slabs = Vec::new();
-        let mut all: Vec<u32> = Vec::new();
-        while (all.len() as u64) < total {
-            let here = per_slab.min(total - all.len() as u64);
-            let slab = slabs.len() as u32;
-            slabs.push(device.alloc("bench slab", here * record.frame_stride())?);
-            all.extend((0..here as u32).map(|index| slab << shift | index));
-        }
-        shuffle(&mut all);
+        let (slabs, shift, all) = scattered(device, total, record.frame_stride())?;
         let frames: Vec<Vec<u32>> = all.chunks(pages as usize).map(<[u32]>::to_vec).collect();
         let mut words: Vec<u32> = Vec::new();
         frames.iter().for_each(|frames| words.extend(frames));
@@ -101,8 +82,9 @@ impl Scene {
     fn fill(&self, device: &Device, stream: &mut DeviceStream) -> anyhow::Result<()> {
         let geometry = self.record.geometry();
         let page = geometry.page_tokens();
-        let rows = u64::from(page) * 16;
-        let [k, v] = [1, 2].map(|seed| tensor(device, rows, geometry.kv_heads(), geometry.k_dim(), seed));
+        let (rows, heads) = (u64::from(page) * 16, [geometry.kv_heads(), geometry.k_dim()]);
+        let dtype = natural(self.record.format());
+        let [k, v] = [1, 2].map(|seed| tensor(device, dtype, rows, heads, seed));
         let (k, v) = (k?, v?);
         let step = page * geometry.kv_heads() * geometry.k_dim();
         for frames in self.frames.iter().flat_map(|frames| frames.chunks(4096)) {
@@ -128,7 +110,17 @@ impl Scene {
         Arena { slabs: &self.slabs, slab_shift: self.shift }
     }
 
-    fn channels(&self) -> Option<Channels<'_, DeviceMemory>> {
+    /// The pages, a sequence after the other.
+    pub(super) fn pages(&self) -> impl Iterator<Item = Page> + '_ {
+        let page = self.record.geometry().page_tokens();
+        let of = move |(frames, sequence): (&'_ Vec<u32>, u32)| {
+            let places = frames.clone().into_iter().zip((0..self.tokens).step_by(page as usize));
+            places.map(move |(frame, at)| Page { sequence, frame, tokens: page.min(self.tokens - at) })
+        };
+        self.frames.iter().zip(0..).flat_map(of)
+    }
+
+    pub(super) fn channels(&self) -> Option<Channels<'_, DeviceMemory>> {
         self.channels.as_ref().map(|buffer| Channels { buffer, offset: 0 })
     }
 
@@ -149,8 +141,8 @@ impl Scene {
         self.record.bytes() / u64::from(self.record.geometry().page_tokens()) * tokens
     }
 
-    /// Query rows, `rows` of each sequence: the last tokens of it.
-    pub(super) fn ask(&self, device: &Device, stream: &mut DeviceStream, rows: u32) -> anyhow::Result<Ask> {
+    /// Query rows, `rows` of each sequence: the last tokens of it. States have the memory that a store gives them.
+    pub(super) fn ask(&self, device: &Device, rows: u32) -> anyhow::Result<Ask> {
         let geometry = self.record.geometry();
         let pages = geometry.pages_for(self.tokens.into()) as u32;
         let visible: Vec<Visible> = (0..self.frames.len() as u32)
@@ -158,15 +150,15 @@ impl Scene {
             .map(|(seq, row)| Visible { table: seq * pages, start: 0, end: self.tokens - rows + row })
             .collect();
         let state_bytes = u64::from(geometry.q_heads()) * u64::from(state_words(geometry.v_dim())) * 4;
-        let most = (device.caps().max_slab_bytes.min(1 << 30) / state_bytes) as u32;
+        let most = (StoreConfig::default().state_bytes / state_bytes).max(1) as u32;
         let batches = plan_for(&visible, geometry, device.caps(), most);
         let states = batches.iter().map(|batch| u64::from(batch.states)).max().unwrap_or(0) * state_bytes;
         let count = visible.len() as u64;
-        let q = tensor(device, count, geometry.q_heads(), geometry.k_dim(), 3)?;
-        let bytes = count * u64::from(geometry.q_heads()) * u64::from(geometry.v_dim()) * 2;
-        let out = View::dense(device.alloc("bench output", bytes)?, Dtype::Bf16, geometry.q_heads(), geometry.v_dim());
+        let (dtype, q_heads, v_dim) = (natural(self.record.format()), geometry.q_heads(), geometry.v_dim());
+        let q = tensor(device, dtype, count, [q_heads, geometry.k_dim()], 3)?;
+        let bytes = count * u64::from(q_heads) * u64::from(v_dim) * dtype.bytes();
+        let out = View::dense(device.alloc("bench output", bytes)?, dtype, q_heads, v_dim);
         let states = device.alloc("bench states", states.max(16))?;
-        device.synchronize(stream)?;
         Ok(Ask { batches, q, out, states })
     }
 
@@ -212,6 +204,33 @@ pub(super) struct Ask {
     states: DeviceMemory,
 }
 
+impl Ask {
+    /// Pairs of `attend` and `merge` that answer it.
+    pub(super) fn calls(&self) -> usize {
+        self.batches.len()
+    }
+}
+
+/// Memory for `count` records, the number of index bits, and the records' numbers in an order without a pattern.
+pub(super) fn scattered(
+    device: &Device,
+    count: u64,
+    stride: u64,
+) -> kvtide::Result<(Vec<DeviceMemory>, u32, Vec<u32>)> {
+    let per_slab = (device.caps().max_slab_bytes / stride).min(count);
+    let shift = per_slab.next_power_of_two().trailing_zeros();
+    let mut slabs = Vec::new();
+    let mut numbers: Vec<u32> = Vec::new();
+    while (numbers.len() as u64) < count {
+        let here = per_slab.min(count - numbers.len() as u64);
+        let slab = slabs.len() as u32;
+        slabs.push(device.alloc("bench slab", here * stride)?);
+        numbers.extend((0..here as u32).map(|index| slab << shift | index));
+    }
+    shuffle(&mut numbers);
+    Ok((slabs, shift, numbers))
+}
+
 /// Means 0, scales 1, inverses 1 for every head.
 fn identity(geometry: &Geometry) -> Vec<f32> {
     let dim = geometry.k_dim() as usize;
@@ -226,20 +245,9 @@ pub(super) fn upload(device: &Device, stream: &mut DeviceStream, bytes: &[u8]) -
 }
 
 /// An order without a pattern.
-pub(super) fn shuffle(items: &mut [u32]) {
+fn shuffle(items: &mut [u32]) {
     let mut next = noise(5);
     for at in (1..items.len()).rev() {
         items.swap(at, (next() % (at as u64 + 1)) as usize);
-    }
-}
-
-#[cfg(test)]
-#[test]
-fn shapes_are_read_and_written_alike() {
-    let text = "16x8192:32/8/128/16";
-    let cast: Cast = text.parse().unwrap();
-    assert_eq!((cast.sequences, cast.tokens, cast.to_string()), (16, 8192, text.to_owned()));
-    for wrong in ["", "16x8192", "16:32/8/128/16", "1x2:3/4/5", "1x2:3/4/5/6/7", "ax2:3/4/5/6"] {
-        assert!(wrong.parse::<Cast>().is_err(), "{wrong}");
     }
 }

@@ -1,6 +1,6 @@
 //! Decode steps over a cache of which the device holds a part: time, bytes, and the share of what the link or disk can do.
 
-use super::{Row, Shape, limits, median, print, tensor};
+use super::{Row, Shape, limits, median, natural, print, tensor};
 use anyhow::ensure;
 use indicatif::ProgressBar;
 use kvtide::backend::{DeviceBuffer, DeviceMemory};
@@ -65,8 +65,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
 
     let chunk = 4096.min(args.tokens);
     let (kv_heads, dim) = (geometry.kv_heads(), geometry.k_dim());
-    let (k, v) = (tensor(&device, chunk, kv_heads, dim, 1)?, tensor(&device, chunk, kv_heads, dim, 2)?);
-    let q = tensor(&device, 1, geometry.q_heads(), dim, 3)?;
+    let (dtype, heads) = (natural(geometry.page_format()), [kv_heads, dim]);
+    let (k, v) = (tensor(&device, dtype, chunk, heads, 1)?, tensor(&device, dtype, chunk, heads, 2)?);
+    let q = tensor(&device, dtype, 1, [geometry.q_heads(), dim], 3)?;
     let out =
         View::dense(device.alloc("out", u64::from(geometry.q_heads() * dim) * 4)?, Dtype::F32, geometry.q_heads(), dim);
 
@@ -136,7 +137,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         "tiers": after.tiers,
         "checked": args.check,
     });
-    print(args.shape.json, &[row])?;
+    print(args.shape.json, &[row], None)?;
     if args.tier != "host" {
         drop(swap);
         std::fs::remove_file(&args.path)?;

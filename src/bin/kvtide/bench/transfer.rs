@@ -1,17 +1,15 @@
 //! How fast are pages copied and gathered, beside a copy of the same bytes?
 
-use super::scene::{Cast, Scene};
+use super::cast::Cast;
+use super::scene::Scene;
 use super::timer::{Flush, Timer};
-use super::{Kernel, Row, print};
+use super::{Measure, Row};
 use kvtide::backend::ops::{Place, Transfer};
 use kvtide::backend::params::Move;
-use kvtide::{Backend, Device};
-use std::process::ExitCode;
+use kvtide::{Backend, PageFormat};
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Args {
-    #[command(flatten)]
-    kernel: Kernel,
     /// Pages that move.
     #[arg(long, default_value_t = 4096)]
     pages: u32,
@@ -20,37 +18,40 @@ pub(crate) struct Args {
     heads: String,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let device = Device::open(&args.kernel.backend)?;
-    let mut timer = Timer::new(&device, args.kernel.repeats)?;
-    let mut rows = Vec::new();
-    for &format in &args.kernel.formats()? {
-        let one: Cast = format!("1x1:{}", args.heads).parse()?;
-        let tokens = one.geometry(format)?.page_tokens() * args.pages;
-        let cast: Cast = format!("2x{tokens}:{}", args.heads).parse()?;
-        let scene = Scene::new(&device, &mut timer.stream, &cast, format)?;
-        let record = scene.record;
-        let bytes = u64::from(args.pages) * record.bytes();
-        let buffer = device.alloc("bench records", u64::from(args.pages) * record.frame_stride())?;
-        let records = || Place::Records { buffer: &buffer, offset: 0, stride: record.frame_stride() };
-        let frames = || Place::Frames(scene.arena());
-        let pairs = scene.frames[0].iter().zip(&scene.frames[1]);
-        let copies: Vec<Move> = pairs.map(|(&from, &to)| Move { from, to }).collect();
-        let gathers: Vec<Move> = scene.frames[0].iter().zip(0..).map(|(&from, to)| Move { from, to }).collect();
-        let transfers = [
-            ("copy", Transfer { record, from: frames(), to: frames(), moves: &copies }),
-            ("gather", Transfer { record, from: frames(), to: records(), moves: &gathers }),
-        ];
-        for flush in Flush::BOTH {
-            let copy = timer.copy_us(flush, bytes)?;
-            for (op, transfer) in &transfers {
-                let us = timer.median_us(flush, |stream| device.transfer(stream, transfer))?;
-                let shape = format!("{} pages of {}", args.pages, args.heads);
-                let row = Row::kernel(op, shape, format.name(), &device, (us, 2 * bytes));
-                rows.push(row.flushed(flush.name()).beside_us("a copy of the same bytes", copy));
+impl Measure for Args {
+    fn name(&self) -> &'static str {
+        "transfer"
+    }
+
+    fn measure(&self, timer: &mut Timer<'_>, formats: &[PageFormat], rows: &mut Vec<Row>) -> anyhow::Result<()> {
+        let device = timer.device;
+        for &format in formats {
+            let one: Cast = format!("1x1:{}", self.heads).parse()?;
+            let tokens = one.geometry(format)?.page_tokens() * self.pages;
+            let cast: Cast = format!("2x{tokens}:{}", self.heads).parse()?;
+            let scene = Scene::new(device, &mut timer.stream, &cast, format)?;
+            let record = scene.record;
+            let bytes = u64::from(self.pages) * record.bytes();
+            let buffer = device.alloc("bench records", u64::from(self.pages) * record.frame_stride())?;
+            let records = || Place::Records { buffer: &buffer, offset: 0, stride: record.frame_stride() };
+            let frames = || Place::Frames(scene.arena());
+            let pairs = scene.frames[0].iter().zip(&scene.frames[1]);
+            let copies: Vec<Move> = pairs.map(|(&from, &to)| Move { from, to }).collect();
+            let gathers: Vec<Move> = scene.frames[0].iter().zip(0..).map(|(&from, to)| Move { from, to }).collect();
+            let transfers = [
+                ("copy", Transfer { record, from: frames(), to: frames(), moves: &copies }),
+                ("gather", Transfer { record, from: frames(), to: records(), moves: &gathers }),
+            ];
+            for flush in Flush::BOTH {
+                let copy = timer.copy_us(flush, bytes)?;
+                for (op, transfer) in &transfers {
+                    let us = timer.median_us(flush, |stream| device.transfer(stream, transfer))?;
+                    let shape = format!("{} pages of {}", self.pages, self.heads);
+                    let row = Row::kernel(op, shape, format.name(), device, (us, 2 * bytes));
+                    rows.push(row.flushed(flush.name()).beside_us("a copy of the same bytes", copy));
+                }
             }
         }
+        Ok(())
     }
-    print(args.kernel.json, &rows)?;
-    Ok(ExitCode::SUCCESS)
 }

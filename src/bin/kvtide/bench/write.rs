@@ -1,6 +1,6 @@
 //! The write tax: append alone, and append with every full page written to host memory as it goes.
 
-use super::{Row, Shape, limits, median, print, tensor};
+use super::{Row, Shape, limits, median, natural, print, tensor};
 use kvtide::record::Record;
 use kvtide::swap::{HighSpeedSwap, SwapConfig, WriteOut};
 use kvtide::tiers::HostTier;
@@ -30,7 +30,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (record, layers) = (Record::new(geometry), geometry.layers() as usize);
     let chunk = args.chunk.min(args.tokens);
     let (kv_heads, dim) = (geometry.kv_heads(), geometry.k_dim());
-    let (k, v) = (tensor(&device, chunk, kv_heads, dim, 1)?, tensor(&device, chunk, kv_heads, dim, 2)?);
+    let (dtype, heads) = (natural(geometry.page_format()), [kv_heads, dim]);
+    let (k, v) = (tensor(&device, dtype, chunk, heads, 1)?, tensor(&device, dtype, chunk, heads, 2)?);
     let pages = geometry.pages_for(args.tokens) * u64::from(geometry.layers());
     let bytes = pages * record.bytes();
 
@@ -99,6 +100,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         "link_in_gbs": link_in / 1e9,
         "tiers": swap.stats().tiers,
     });
-    print(args.shape.json, &[row])?;
+    print(args.shape.json, &[row], None)?;
     Ok(ExitCode::SUCCESS)
 }
