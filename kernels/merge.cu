@@ -31,8 +31,8 @@ struct Link {
     // Of a state with maximum `m`; `before` is the largest of the states before it.
     __device__ __forceinline__ Link(bool seen, float m, float before) {
         const float top = fmaxf(before, m);
-        rescale = seen && before != nothing() ? exp2f(__fsub_rn(before, top)) : 1.0f;
-        weight = seen ? exp2f(__fsub_rn(m, top)) : -1.0f;
+        rescale = seen && before != nothing() ? power_of_two(__fsub_rn(before, top)) : 1.0f;
+        weight = seen ? power_of_two(__fsub_rn(m, top)) : -1.0f;
     }
 
     __device__ __forceinline__ float scaled(float x) const { return weight < 0 ? -0.0f : __fmul_rn(x, weight); }
@@ -114,10 +114,12 @@ __device__ __forceinline__ Total<4> fold_states(const Params& p, const float* st
                                                 u32 unit) {
     static_assert(BATCH % N == 0, "whole sections");
     const u32 lane = threadIdx.x % 32, end = row.before + row.states;
+    const u64 stride = u64(p.q_heads) * p.state_words;
+    const float* from = states + state_at(p, row.state, head) - row.before * stride;
     Total<4> total;
-    for (u32 done = 0; done < end; done += BATCH) {
+    for (u32 done = 0; done < end; done += BATCH, from += BATCH * stride) {
         const auto there = [&](u32 i) { return done + i - row.before < row.states; };
-        const auto at = [&](u32 i) { return states + state_at(p, row.state + (done + i - row.before), head); };
+        const auto at = [&](u32 i) { return from + i * stride; };
         float4 tail = make_float4(0, 0, 0, 0), part[BATCH];
         if (lane < BATCH && there(lane)) tail = *reinterpret_cast<const float4*>(at(lane) + p.v_dim);
 #pragma unroll
@@ -314,7 +316,7 @@ __device__ __forceinline__ void merge_slice(const MergeParams& p, const float* s
     }
 }
 
-extern "C" __global__ void __launch_bounds__(LONG_THREADS, 2)
+extern "C" __global__ void __launch_bounds__(LONG_THREADS, 4)
     merge_long(const __grid_constant__ MergeParams p, const float* states, const u64 out, float* lse,
                const __grid_constant__ Descriptors descriptors) {
     __shared__ Long shared;
