@@ -20,6 +20,7 @@ mod transfer;
 
 /// The version of cudarc that this crate is built on: its types are in this module's signatures.
 pub use cudarc;
+pub use driver::{DriverCalls, driver_calls};
 pub use memory::CudaMemory;
 pub use stream::{CudaEvent, CudaStream};
 pub use swap::CudaHost;

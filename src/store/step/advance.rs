@@ -26,7 +26,8 @@ impl<B: Backend> PagedStore<B> {
     ///
     /// # Errors
     /// Nothing has changed when the call fails: [`Error::UnknownSequence`] where one was dropped, [`Error::TooLarge`] where one
-    /// is full ([`max_tokens`](Step::max_tokens)), [`Error::PageLimit`], or a device error.
+    /// is full ([`max_tokens`](Step::max_tokens)), [`Error::PageLimit`], or a device error, after which the step is
+    /// [`Error::Behind`] until it advances.
     pub fn advance(&mut self, step: &mut Step<B::Buffer>) -> Result<Capture> {
         self.reap();
         let (rows, layers) = (step.rows(), self.geometry().layers() as usize);

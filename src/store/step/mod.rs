@@ -49,8 +49,9 @@ use plan::{Descriptors, WindowPlan, most_visible};
 /// ```
 ///
 /// A replay is work that the store does not see. It belongs between an `advance` and the next call that changes the
-/// sequences; the step and the store must outlive it. Nothing else of the store may be called while its stream is captured:
-/// it is refused. Launches are configured for the longest length, so a step for lengths that are far from it wastes blocks.
+/// sequences; the step and the store must outlive it. While the stream is captured every other call that has work for it is
+/// refused (and one that has to allocate ends the capture, as the driver has it). Launches are configured for the longest
+/// length, so a step for lengths that are far from it wastes blocks.
 #[derive(Debug)]
 pub struct Step<Buf> {
     store: StoreId,

@@ -2,10 +2,12 @@
 
 mod append;
 mod attend;
+mod graph;
 mod limits;
 mod link;
 mod merge;
 mod scene;
+mod step;
 mod stream;
 mod timer;
 mod transfer;
@@ -32,6 +34,8 @@ enum What {
     Link(link::Args),
     /// Attention over pages.
     Attend(attend::Args),
+    /// Decode steps of many layers: appends and attention, called or replayed as a CUDA graph.
+    Step(step::Args),
     /// New tokens into pages.
     Append(append::Args),
     /// States into outputs.
@@ -48,6 +52,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         What::Link(args) => link::run(args),
         What::Write(args) => write::run(args),
         What::Attend(args) => attend::run(args),
+        What::Step(args) => step::run(args),
         What::Append(args) => append::run(args),
         What::Merge(args) => merge::run(args),
         What::Transfer(args) => transfer::run(args),

@@ -40,9 +40,9 @@ impl std::fmt::Display for Cast {
 }
 
 impl Cast {
-    pub(super) fn geometry(&self, format: PageFormat) -> kvtide::Result<Geometry> {
+    pub(super) fn geometry(&self, layers: u32, format: PageFormat) -> kvtide::Result<Geometry> {
         let [q, kv, dim, page] = self.heads;
-        Geometry::new(1, q, kv, dim).page_size(page).format(format).validate()
+        Geometry::new(layers, q, kv, dim).page_size(page).format(format).validate()
     }
 }
 
@@ -68,7 +68,7 @@ impl Scene {
         cast: &Cast,
         format: PageFormat,
     ) -> anyhow::Result<Self> {
-        let geometry = cast.geometry(format)?;
+        let geometry = cast.geometry(1, format)?;
         let record = Record::new(geometry);
         let pages = geometry.pages_for(cast.tokens.into()) as u32;
         let total = u64::from(pages) * u64::from(cast.sequences);
@@ -226,7 +226,7 @@ pub(super) fn upload(device: &Device, stream: &mut DeviceStream, bytes: &[u8]) -
 }
 
 /// An order without a pattern.
-pub(super) fn shuffle(items: &mut [u32]) {
+pub(super) fn shuffle<T>(items: &mut [T]) {
     let mut next = noise(5);
     for at in (1..items.len()).rev() {
         items.swap(at, (next() % (at as u64 + 1)) as usize);

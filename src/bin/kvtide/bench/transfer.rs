@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut rows = Vec::new();
     for &format in &args.kernel.formats()? {
         let one: Cast = format!("1x1:{}", args.heads).parse()?;
-        let tokens = one.geometry(format)?.page_tokens() * args.pages;
+        let tokens = one.geometry(1, format)?.page_tokens() * args.pages;
         let cast: Cast = format!("2x{tokens}:{}", args.heads).parse()?;
         let scene = Scene::new(&device, &mut timer.stream, &cast, format)?;
         let record = scene.record;
