@@ -2,6 +2,7 @@
 // rows are quantised, the threads of a row agree on its scale first.
 #include "append.cuh"
 #include "divide.cuh"
+#include "ptx.cuh"
 
 namespace {
 
@@ -20,13 +21,33 @@ __device__ __forceinline__ bool holds(const Part& part, u32 dim, const RecordPar
     return part.first < dim && part.head < record.kv_heads;
 }
 
-}  // namespace
+// The tokens of a decode step, one for each row: the last one that the row sees, in the page that its table names.
+// Descriptors and tables come from a copy, which has ended when the kernel starts; nothing else is touched before the wait.
+struct Next {
+    const u32* tables;
+    const Tile* tiles;
+    const Row* rows;
+
+    __device__ __forceinline__ AppendRun at(const AppendParams& p, u32 index) const {
+        AppendRun run = {};
+        const u32 end = rows[index].end;
+        if (end > 0) {
+            const u32 shift = p.record.page_shift, token = end - 1;
+            run.k_offset = index * p.k.row;
+            run.v_offset = index * p.v.row;
+            run.frame = tables[tiles[index].table + (token >> shift)];
+            run.slot = token & ((1u << shift) - 1);
+            run.tokens = 1;
+        }
+        await_previous();
+        return run;
+    }
+};
 
 // A block takes `THREADS` chunks of one run; `parts` blocks cover the longest run.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    append(const __grid_constant__ AppendParams p, const u64 k, const u64 v, u32* non_finite_count, const u32 parts,
-           const u32 stretch, const __grid_constant__ Arena arena, const __grid_constant__ Descriptors descriptors) {
-    const Runs runs = {descriptors, p.runs_at, stretch != 0};
+template <class RUNS>
+__device__ __forceinline__ void append_chunks(const AppendParams& p, const Arena& arena, const RUNS& runs, u64 k, u64 v,
+                                              u32* non_finite_count, u32 parts) {
     const u64 total = u64(p.runs) * parts;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
         const Quotient part_of = divide(work, parts);
@@ -46,12 +67,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The same for int8, with as many blocks a run as its lanes need. It always writes: `append` counts for int8 too.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    append_int8(const __grid_constant__ AppendParams p, const u64 k, const u64 v, const float* channels,
-                u32* non_finite_count, const u32 parts, const u32 stretch, const __grid_constant__ Arena arena,
-                const __grid_constant__ Descriptors descriptors) {
-    const Runs runs = {descriptors, p.runs_at, stretch != 0};
+// The same for int8, with as many blocks a run as its lanes need.
+template <class RUNS>
+__device__ __forceinline__ void append_codes(const AppendParams& p, const Arena& arena, const RUNS& runs, u64 k, u64 v,
+                                             const float* channels, u32* non_finite_count, u32 parts) {
     const u64 total = u64(p.runs) * parts;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
         const Quotient part_of = divide(work, parts);
@@ -70,4 +89,33 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         if (bad > 0) atomicAdd(non_finite_count, bad);
     }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    append(const __grid_constant__ AppendParams p, const u64 k, const u64 v, u32* non_finite_count, const u32 parts,
+           const u32 stretch, const __grid_constant__ Arena arena, const __grid_constant__ Descriptors descriptors) {
+    append_chunks(p, arena, Runs{descriptors, p.runs_at, stretch != 0}, k, v, non_finite_count, parts);
+}
+
+// It always writes: `append` counts for int8 too.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    append_int8(const __grid_constant__ AppendParams p, const u64 k, const u64 v, const float* channels,
+                u32* non_finite_count, const u32 parts, const u32 stretch, const __grid_constant__ Arena arena,
+                const __grid_constant__ Descriptors descriptors) {
+    append_codes(p, arena, Runs{descriptors, p.runs_at, stretch != 0}, k, v, channels, non_finite_count, parts);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    append_next(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena, const u32* tables,
+                const Tile* tiles, const Row* rows, const u64 k, const u64 v, u32* non_finite_count, const u32 parts) {
+    append_chunks(p, arena, Next{tables, tiles, rows}, k, v, non_finite_count, parts);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    append_next_int8(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena, const u32* tables,
+                     const Tile* tiles, const Row* rows, const u64 k, const u64 v, const float* channels,
+                     u32* non_finite_count, const u32 parts) {
+    append_codes(p, arena, Next{tables, tiles, rows}, k, v, channels, non_finite_count, parts);
 }

@@ -80,6 +80,14 @@ pub enum Error {
         /// Tokens that the layer holds.
         len: u64,
     },
+    /// A sequence of a step was appended to, truncated or otherwise changed after the step advanced.
+    #[error("sequence {sequence} was changed in layer {layer} after the step advanced: advance it first")]
+    Behind {
+        /// The sequence's number.
+        sequence: u64,
+        /// The layer.
+        layer: usize,
+    },
     /// An argument's shape disagrees with the geometry or with another argument.
     #[error("{what} is {got}, but {expected} is expected")]
     Shape {

@@ -33,8 +33,8 @@ pub use error::{Error, PageFault, Result};
 pub use geometry::{Dtype, Geometry, PageFormat};
 pub use quantize::{KeyCalibration, KeyCheck, KeyStatistics};
 pub use store::{
-    Append, AttentionContext, ContextView, NonFinite, PagedStore, Query, Rows, Sequence, SequenceContext, Stats,
-    StepPlan, StoreConfig,
+    Append, AttentionContext, Capture, ContextView, NonFinite, PagedStore, Query, Rows, Sequence, SequenceContext,
+    Stats, Step, StepPlan, StoreConfig,
 };
 
 #[cfg(doctest)]

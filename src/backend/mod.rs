@@ -20,6 +20,7 @@ mod device;
 mod host;
 pub mod ops;
 mod ops_predict;
+mod ops_step;
 pub mod params;
 mod view;
 #[cfg(feature = "wgpu")]
@@ -30,7 +31,7 @@ pub(crate) use host::host_range;
 pub use host::{HostMemory, HostUse, Swap};
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 pub(crate) use host::{by_host, sides};
-use ops::{Append, Attend, Fold, Merge, Project, Score, Transfer};
+use ops::{Append, Attend, Fold, Merge, Project, Score, StepMemory, Transfer};
 
 use crate::{Geometry, PageFormat, Result};
 use std::fmt;
@@ -250,6 +251,41 @@ pub trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
 
     /// Folds states into outputs.
     fn merge(&self, stream: &mut Self::Stream, args: &Merge<'_, Self::Buffer>) -> Result<()>;
+
+    /// [`append`](Self::append) of a decode step's tokens, in a launch that may be captured and replayed: a backend with such
+    /// launches reads where each token goes from `at` instead of `args.runs`, which say the same at the time of the call.
+    fn append_step(
+        &self,
+        stream: &mut Self::Stream,
+        args: &Append<'_, Self::Buffer>,
+        at: &StepMemory<'_, Self::Buffer>,
+    ) -> Result<()> {
+        let _ = at;
+        self.append(stream, args)
+    }
+
+    /// [`attend`](Self::attend) of a decode step, in a launch that may be captured and replayed: tiles and rows are read from
+    /// `at`.
+    fn attend_step(
+        &self,
+        stream: &mut Self::Stream,
+        args: &Attend<'_, Self::Buffer>,
+        at: &StepMemory<'_, Self::Buffer>,
+    ) -> Result<()> {
+        let _ = at;
+        self.attend(stream, args)
+    }
+
+    /// [`merge`](Self::merge) of a decode step, in a launch that may be captured and replayed: rows are read from `at`.
+    fn merge_step(
+        &self,
+        stream: &mut Self::Stream,
+        args: &Merge<'_, Self::Buffer>,
+        at: &StepMemory<'_, Self::Buffer>,
+    ) -> Result<()> {
+        let _ = at;
+        self.merge(stream, args)
+    }
 
     /// Folds states into states.
     fn fold(&self, stream: &mut Self::Stream, args: &Fold<'_, Self::Buffer>) -> Result<()>;

@@ -6,6 +6,7 @@
 pub use super::channels::Channels;
 pub(crate) use super::ops_predict::also_project;
 pub use super::ops_predict::{Matrices, Onto, Project, Score};
+pub use super::ops_step::StepMemory;
 use super::params::{AppendRun, FoldRow, MergeRow, Move, Row, Tile};
 pub use super::view::View;
 pub(crate) use super::view::{check_outputs, check_sum, copy_sides, on_device, range};

@@ -44,6 +44,7 @@ pub(crate) mod saboteur;
 mod scene;
 mod score;
 mod sections;
+mod steps;
 mod store;
 mod streams;
 mod swap;
@@ -198,7 +199,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     streams::cases(&mut list);
     host::cases(&mut list);
     type Group<B> = fn(&mut Cases<B>, PageFormat);
-    let groups: [Group<B>; 16] = [
+    let groups: [Group<B>; 17] = [
         append::cases,
         append_edges::cases,
         transfer::cases,
@@ -214,6 +215,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         project::cases,
         refusals::cases,
         store::cases,
+        steps::cases,
         swap::cases,
     ];
     for group in groups {

@@ -10,6 +10,8 @@ use std::ops::Range;
 pub(crate) struct LayerPages {
     /// The page table: the number of each page.
     pub(crate) table: Vec<u32>,
+    /// Grows with every change of `table`.
+    pub(crate) edition: u64,
     /// Tokens held.
     pub(crate) len: u64,
     /// Page numbers claimed, with their frames, for pages to come.

@@ -82,6 +82,11 @@ impl<'a, Buf> Query<'a, Buf> {
         Query { rows, q, out, lse: None, scale: None }
     }
 
+    /// The queries of a [`Step`](super::Step), which has the rows.
+    pub fn of_step(q: View<Buf>, out: View<Buf>) -> Self {
+        Query::new(&[], q, out)
+    }
+
     /// Also write the natural log-sum-exp of each row and head, f32 `[row, q_head]`; −∞ where nothing is visible.
     #[must_use]
     pub fn lse(mut self, lse: View<Buf>) -> Self {
@@ -91,6 +96,11 @@ impl<'a, Buf> Query<'a, Buf> {
 
     pub(crate) fn q(&self) -> &View<Buf> {
         &self.q
+    }
+
+    /// Where outputs and log-sum-exps go.
+    pub(super) fn outputs(&self) -> (&View<Buf>, Option<&View<Buf>>) {
+        (&self.out, self.lse.as_ref())
     }
 
     /// Softmax scale, instead of 1 / √k_dim.
@@ -224,12 +234,12 @@ impl<B: Backend> PagedStore<B> {
     }
 }
 
-fn scale_of<Buf>(query: &Query<'_, Buf>, geometry: &Geometry) -> f32 {
+pub(super) fn scale_of<Buf>(query: &Query<'_, Buf>, geometry: &Geometry) -> f32 {
     query.scale.unwrap_or_else(|| 1.0 / (geometry.k_dim() as f32).sqrt())
 }
 
 /// What every batch of the call would refuse, before the first one has run.
-fn check_query<Buf: crate::DeviceBuffer>(
+pub(super) fn check_query<Buf: crate::DeviceBuffer>(
     query: &Query<'_, Buf>,
     rows: u64,
     geometry: &Geometry,

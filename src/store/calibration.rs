@@ -14,6 +14,12 @@ pub(crate) struct DeviceChannels<Buf> {
     stride: u64,
 }
 
+impl<Buf> DeviceChannels<Buf> {
+    pub(super) fn buffer(&self) -> &Buf {
+        &self.buffer
+    }
+}
+
 impl<B: Backend> PagedStore<B> {
     /// What keys are centred and scaled by before they are quantised, where that was given.
     pub fn key_calibration(&self) -> Option<&KeyCalibration> {

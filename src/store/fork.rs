@@ -59,6 +59,7 @@ impl<B: Backend> PagedStore<B> {
         layer.table.drain(keep..).for_each(|page| self.pool.give(page));
         layer.dirty.end = layer.dirty.end.min(keep);
         layer.len = tokens;
+        layer.edition += 1;
     }
 
     /// Claims frames, in contiguous runs where there are such, so that every layer can hold `tokens` tokens in all.

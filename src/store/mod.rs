@@ -10,6 +10,7 @@ mod launch;
 pub(crate) mod pool;
 pub(crate) mod projector;
 mod sequence;
+mod step;
 mod write;
 
 pub use attend::{Query, Rows};
@@ -17,6 +18,7 @@ pub(crate) use calibration::channels_of;
 pub use config::{NonFinite, StoreConfig};
 pub use context::{AttentionContext, ContextView, SequenceContext};
 pub use sequence::Sequence;
+pub use step::{Capture, Step};
 pub use write::{Append, StepPlan};
 
 use crate::backend::Backend;

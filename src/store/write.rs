@@ -6,9 +6,10 @@ use crate::backend::ops::View;
 use crate::pages::layer::{Fresh, Owners, fresh_pages};
 use crate::{Error, Result};
 use std::collections::HashSet;
+use std::ops::Range;
 
 /// Tokens of one sequence at most: positions are 32 bits, and a split may end one split past the last token.
-const MAX_TOKENS: u64 = (u32::MAX - 2 * crate::attention::SPLIT) as u64;
+pub(super) const MAX_TOKENS: u64 = (u32::MAX - 2 * crate::attention::SPLIT) as u64;
 
 /// New tokens of one sequence.
 #[derive(Debug, Clone)]
@@ -58,6 +59,12 @@ pub(crate) struct Planned {
     pub(crate) pages: Vec<u32>,
     /// How many of them come from the reservation.
     from_reserved: usize,
+}
+
+impl Planned {
+    pub(super) fn new(id: u64, write: Range<u64>, fresh: Vec<(usize, Fresh)>) -> Self {
+        Planned { id, start: write.start, end: write.end, fresh, pages: Vec::new(), from_reserved: 0 }
+    }
 }
 
 impl<B: Backend> PagedStore<B> {
@@ -177,7 +184,7 @@ impl<B: Backend> PagedStore<B> {
             let start = append.at.unwrap_or(pages.len);
             let end = start + u64::from(append.tokens);
             let fresh = fresh_pages(pages, start..end, page_size, &self.pool.book, &mut owners);
-            Planned { id: append.seq.id(), start, end, fresh, pages: Vec::new(), from_reserved: 0 }
+            Planned::new(append.seq.id(), start..end, fresh)
         };
         appends.iter().map(plan).collect()
     }
@@ -189,7 +196,7 @@ impl<B: Backend> PagedStore<B> {
     }
 
     /// Takes the plan's frames: new pages from the reservation first, each after its predecessor where that is free.
-    fn claim(&mut self, layer: usize, plan: &mut Planned) {
+    pub(super) fn claim(&mut self, layer: usize, plan: &mut Planned) {
         let pages = &mut self.sequences.get_mut(&plan.id).expect("planned")[layer];
         let mut last = pages.table.last().copied();
         for (_, why) in &plan.fresh {
@@ -202,7 +209,7 @@ impl<B: Backend> PagedStore<B> {
     }
 
     /// Takes a claim back: reserved frames return to the reservation, the others to the pool.
-    fn unclaim(&mut self, layer: usize, plan: Planned) {
+    pub(super) fn unclaim(&mut self, layer: usize, plan: Planned) {
         let pages = &mut self.sequences.get_mut(&plan.id).expect("planned")[layer];
         let mut reserved = plan.from_reserved;
         let mut returned = Vec::new();
@@ -217,8 +224,9 @@ impl<B: Backend> PagedStore<B> {
         returned.into_iter().rev().for_each(|frame| pages.reserved.push_front(frame));
     }
 
-    fn commit(&mut self, layer: usize, plan: Planned) {
+    pub(super) fn commit(&mut self, layer: usize, plan: Planned) {
         let pages = &mut self.sequences.get_mut(&plan.id).expect("planned")[layer];
+        pages.edition += u64::from(!plan.fresh.is_empty());
         for ((page, why), frame) in plan.fresh.into_iter().zip(plan.pages) {
             match why {
                 Fresh::New => pages.table.push(frame),

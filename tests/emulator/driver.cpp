@@ -5,21 +5,16 @@
 // at a page that cannot be touched, and starts with garbage.
 #include <cuda.h>
 #include <sys/mman.h>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <vector>
 #include "block.h"
+#include "stream.h"
 
 namespace {
-
-using Work = std::function<void()>;
-using Clock = std::chrono::steady_clock;
 
 constexpr size_t MEMORY = size_t(16) << 30;
 constexpr size_t CONTEXT = size_t(64) << 20;  // what a context takes of it
@@ -35,42 +30,6 @@ int processors() {
 
 }  // namespace
 
-struct CUgraph_st {
-    std::vector<Work> work;
-};
-struct CUgraphExec_st {
-    std::vector<Work> work;
-};
-
-struct CUstream_st {
-    std::deque<Work> queue;
-    uint64_t submitted = 0, done = 0;
-    std::unique_ptr<CUgraph_st> captured;
-
-    void submit(Work work) {
-        if (captured) {
-            captured->work.push_back(std::move(work));
-        } else {
-            queue.push_back(std::move(work));
-            submitted += 1;
-        }
-    }
-    void run_until(uint64_t target) {
-        while (done < target && !queue.empty()) {
-            const Work work = std::move(queue.front());
-            queue.pop_front();
-            work();
-            done += 1;
-        }
-    }
-};
-
-struct CUevent_st {
-    std::shared_ptr<CUstream_st> stream;  // none before it is recorded
-    uint64_t at = 0;
-    std::shared_ptr<Clock::time_point> passed = std::make_shared<Clock::time_point>();
-};
-
 struct CUmod_st {};
 struct CUfunc_st {
     emulator::Bind bind;
@@ -81,27 +40,12 @@ namespace {
 
 CUctx_st context;
 thread_local CUcontext current;
-std::map<CUstream, std::shared_ptr<CUstream_st>> streams;
 struct Memory {
     size_t bytes, mapped;
     bool host;
 };
 std::map<uintptr_t, Memory> memories;
 size_t used = CONTEXT;
-
-std::shared_ptr<CUstream_st> stream_of(CUstream raw) {
-    if (raw == CU_STREAM_LEGACY || raw == CU_STREAM_PER_THREAD) raw = nullptr;
-    const auto found = streams.find(raw);
-    if (found != streams.end()) return found->second;
-    if (raw == nullptr) return streams[nullptr] = std::make_shared<CUstream_st>();
-    std::fprintf(stderr, "emulator: a stream that does not exist\n");
-    std::abort();
-}
-
-void run_all() {
-    const auto all = streams;
-    for (const auto& [raw, stream] : all) stream->run_until(stream->submitted);
-}
 
 // The allocation that holds an address.
 const Memory* memory_of(uintptr_t at) {
@@ -113,6 +57,7 @@ const Memory* memory_of(uintptr_t at) {
 
 CUresult allocate(size_t bytes, bool host, void** out) {
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    TRY(outside_captures(false));
     if (bytes > MEMORY || (!host && used + bytes > MEMORY)) return CUDA_ERROR_OUT_OF_MEMORY;
     const size_t whole = (bytes + PAGE - 1) / PAGE * PAGE;
     void* start = mmap(nullptr, whole + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -131,6 +76,7 @@ CUresult release(uintptr_t at) {
     if (at == 0) return CUDA_SUCCESS;
     const auto found = memories.find(at);
     if (found == memories.end()) return CUDA_ERROR_INVALID_VALUE;
+    TRY(outside_captures(false));
     run_all();
     const Memory memory = found->second;
     munmap(reinterpret_cast<void*>(at / PAGE * PAGE), memory.mapped);
@@ -148,6 +94,9 @@ bool inside(const void* at, size_t bytes, bool must) {
 CUresult copy(CUstream raw, void* to, const void* from, size_t bytes) {
     if (!inside(to, bytes, false) || !inside(from, bytes, false)) return CUDA_ERROR_INVALID_VALUE;
     const auto stream = stream_of(raw);
+    TRY(takes_work(raw));
+    const bool pinned = memory_of(uintptr_t(from)) != nullptr && memory_of(uintptr_t(to)) != nullptr;
+    if (!pinned) TRY(outside_capture(raw));
     if (memory_of(uintptr_t(from)) == nullptr) {
         // Memory that is not pinned has been read when the call returns.
         const auto* bytes_now = static_cast<const char*>(from);
@@ -164,11 +113,10 @@ CUresult copy(CUstream raw, void* to, const void* from, size_t bytes) {
 CUresult launch(CUfunction f, dim3 grid, dim3 block, unsigned shared, CUstream stream, void** arguments) {
     if (f == nullptr || grid.x == 0 || block.x == 0 || block.x > 1024) return CUDA_ERROR_INVALID_VALUE;
     if (grid.y * grid.z * block.y * block.z != 1) return CUDA_ERROR_NOT_SUPPORTED;
+    TRY(takes_work(stream));
     stream_of(stream)->submit([=, work = f->bind(arguments)] { emulator::run(grid, block, shared, work); });
     return CUDA_SUCCESS;
 }
-
-bool passed(const CUevent_st& event) { return !event.stream || event.stream->done >= event.at; }
 
 }  // namespace
 
@@ -203,6 +151,7 @@ API cuCtxSetCurrent(CUcontext to) { return current = to, CUDA_SUCCESS; }
 API cuCtxGetCurrent(CUcontext* out) { return *out = current, CUDA_SUCCESS; }
 API cuCtxSynchronize(void) {
     LOCK;
+    TRY(outside_captures(true));
     run_all();
     return CUDA_SUCCESS;
 }
@@ -247,12 +196,14 @@ API cuStreamDestroy(CUstream raw) {
 }
 API cuStreamSynchronize(CUstream raw) {
     LOCK;
+    TRY(outside_capture(raw));
     const auto stream = stream_of(raw);
     stream->run_until(stream->submitted);
     return CUDA_SUCCESS;
 }
 API cuStreamQuery(CUstream raw) {
     LOCK;
+    TRY(outside_capture(raw));
     const auto stream = stream_of(raw);
     if (stream->done == stream->submitted) return CUDA_SUCCESS;
     stream->run_until(stream->done + 1);
@@ -260,30 +211,49 @@ API cuStreamQuery(CUstream raw) {
 }
 API cuStreamWaitEvent(CUstream raw, CUevent event, unsigned) {
     LOCK;
-    if (event->stream) {
-        stream_of(raw)->submit([from = event->stream, at = event->at] { from->run_until(at); });
+    TRY(takes_work(raw));
+    const auto stream = stream_of(raw);
+    if (event->captured) {
+        // A second stream that joins a capture is more than this driver does.
+        return event->stream == stream ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
     }
+    if (stream->capture) return invalidate(*stream, CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
+    if (event->stream) stream->submit([from = event->stream, at = event->at] { from->run_until(at); });
     return CUDA_SUCCESS;
 }
 API cuStreamIsCapturing(CUstream raw, CUstreamCaptureStatus* status) {
     LOCK;
-    *status = stream_of(raw)->captured ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+    const auto& capture = stream_of(raw)->capture;
+    *status = !capture          ? CU_STREAM_CAPTURE_STATUS_NONE
+              : capture->valid ? CU_STREAM_CAPTURE_STATUS_ACTIVE
+                               : CU_STREAM_CAPTURE_STATUS_INVALIDATED;
     return CUDA_SUCCESS;
 }
-API cuStreamBeginCapture(CUstream raw, CUstreamCaptureMode) {
+API cuStreamBeginCapture(CUstream raw, CUstreamCaptureMode mode) {
     LOCK;
-    stream_of(raw)->captured = std::make_unique<CUgraph_st>();
+    const auto stream = stream_of(raw);
+    if (raw == nullptr || raw == CU_STREAM_LEGACY) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    if (stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+    stream->capture.reset(new Capture{mode});
     return CUDA_SUCCESS;
 }
 API cuStreamEndCapture(CUstream raw, CUgraph* out) {
     LOCK;
-    return *out = stream_of(raw)->captured.release(), CUDA_SUCCESS;
+    const auto stream = stream_of(raw);
+    *out = nullptr;
+    if (!stream->capture) return CUDA_ERROR_ILLEGAL_STATE;
+    const bool here = stream->capture->thread == std::this_thread::get_id();
+    if (!here && stream->capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+    const auto capture = std::move(stream->capture);
+    if (!capture->valid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    return *out = new CUgraph_st{std::move(capture->work)}, CUDA_SUCCESS;
 }
 API cuGraphInstantiateWithFlags(CUgraphExec* out, CUgraph graph, unsigned long long) {
     return *out = new CUgraphExec_st{graph->work}, CUDA_SUCCESS;
 }
 API cuGraphLaunch(CUgraphExec graph, CUstream raw) {
     LOCK;
+    TRY(takes_work(raw));
     for (const Work& work : graph->work) stream_of(raw)->submit(work);
     return CUDA_SUCCESS;
 }
@@ -297,19 +267,24 @@ API cuEventDestroy(CUevent event) {
 }
 API cuEventRecord(CUevent event, CUstream raw) {
     LOCK;
+    TRY(takes_work(raw));
     event->stream = stream_of(raw);
+    event->captured = event->stream->capture != nullptr;
+    if (event->captured) return CUDA_SUCCESS;
     event->stream->submit([time = event->passed] { *time = Clock::now(); });
     event->at = event->stream->submitted;
     return CUDA_SUCCESS;
 }
 API cuEventQuery(CUevent event) {
     LOCK;
+    if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
     if (passed(*event)) return CUDA_SUCCESS;
     event->stream->run_until(event->stream->done + 1);
     return CUDA_ERROR_NOT_READY;
 }
 API cuEventSynchronize(CUevent event) {
     LOCK;
+    if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
     if (event->stream) event->stream->run_until(event->at);
     return CUDA_SUCCESS;
 }
@@ -362,12 +337,14 @@ API cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream s
 API cuMemsetD32Async(CUdeviceptr to, unsigned word, size_t words, CUstream stream) {
     LOCK;
     if (!inside(reinterpret_cast<void*>(to), 4 * words, true)) return CUDA_ERROR_INVALID_VALUE;
+    TRY(takes_work(stream));
     stream_of(stream)->submit([=] { std::fill_n(reinterpret_cast<unsigned*>(to), words, word); });
     return CUDA_SUCCESS;
 }
 API cuMemsetD8Async(CUdeviceptr to, unsigned char byte, size_t bytes, CUstream stream) {
     LOCK;
     if (!inside(reinterpret_cast<void*>(to), bytes, true)) return CUDA_ERROR_INVALID_VALUE;
+    TRY(takes_work(stream));
     stream_of(stream)->submit([=] { memset(reinterpret_cast<void*>(to), byte, bytes); });
     return CUDA_SUCCESS;
 }
@@ -375,18 +352,22 @@ API cuMemsetD8Async(CUdeviceptr to, unsigned char byte, size_t bytes, CUstream s
 // The synchronous kinds, after everything that was submitted.
 API cuMemcpyHtoD(CUdeviceptr to, const void* from, size_t bytes) {
     LOCK;
+    TRY(outside_captures(true));
     return run_all(), memcpy(reinterpret_cast<void*>(to), from, bytes), CUDA_SUCCESS;
 }
 API cuMemcpyDtoH(void* to, CUdeviceptr from, size_t bytes) {
     LOCK;
+    TRY(outside_captures(true));
     return run_all(), memcpy(to, reinterpret_cast<const void*>(from), bytes), CUDA_SUCCESS;
 }
 API cuMemcpyDtoD(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
     LOCK;
+    TRY(outside_captures(true));
     run_all();
     return memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes), CUDA_SUCCESS;
 }
 API cuMemsetD8(CUdeviceptr to, unsigned char byte, size_t bytes) {
     LOCK;
+    TRY(outside_captures(true));
     return run_all(), memset(reinterpret_cast<void*>(to), byte, bytes), CUDA_SUCCESS;
 }

@@ -5,10 +5,10 @@ use super::kernels::{ArenaArg, Kernels, arg, channels_address, launch};
 use super::memory::CudaMemory;
 use super::predict::{PROJECT_THREADS, TILE};
 use super::stream::CudaStream;
-use crate::Result;
-use crate::backend::ops::{Append, Onto};
+use crate::backend::ops::{Append, Onto, StepMemory};
 use crate::backend::params::{AppendParams, AppendRun, ProjectParams};
 use crate::predictor::Projections;
+use crate::{Geometry, Result};
 
 /// `THREADS` and `CHUNK` of `kernels/append.cu`.
 const THREADS: u32 = 256;
@@ -31,14 +31,9 @@ pub(super) fn append(kernels: &Kernels, stream: &mut CudaStream, args: &Append<'
     if let Some(onto) = args.onto.filter(|_| args.write) {
         return append_project(kernels, stream, args, &params, &onto, longest);
     }
-    let rows = geometry.kv_heads() * longest;
     // Counting alone has nothing to do with the format.
     let quantizes = args.write && args.record.format().is_quantized();
-    let threads = |dim: u32| match dim / CHUNK {
-        chunks if quantizes => (rows * chunks.next_power_of_two()).next_multiple_of(32),
-        chunks => rows * chunks,
-    };
-    let parts = (threads(geometry.k_dim()) + threads(geometry.v_dim())).div_ceil(THREADS);
+    let parts = parts(geometry, longest, quantizes);
     let blocks = u64::from(params.runs) * u64::from(parts);
     let rows = [args.k.strides[0], args.v.strides[0]].map(|row| row as u32);
     let stretched = stretch(args.runs, geometry.page_tokens(), rows);
@@ -76,6 +71,52 @@ pub(super) fn append(kernels: &Kernels, stream: &mut CudaStream, args: &Append<'
     ];
     // SAFETY: the parameters of `append` in kernels/append.cu; frames, slots, views and counter were validated.
     unsafe { launch(&kernels.append, stream, blocks, THREADS, list) }
+}
+
+/// Launches a validated append of a decode step: a token for each row, where `at` says.
+pub(super) fn append_step(
+    kernels: &Kernels,
+    stream: &CudaStream,
+    args: &Append<'_, CudaMemory>,
+    at: &StepMemory<'_, CudaMemory>,
+) -> Result<()> {
+    let (arena, geometry) = (ArenaArg::new(&args.arena)?, args.record.geometry());
+    let params = AppendParams {
+        record: args.record.params(args.arena.slab_shift),
+        k: args.k.params(0),
+        v: args.v.params(0),
+        dtype: args.k.dtype.code(),
+        runs_at: 0,
+        runs: super::count(at.count as usize, "the rows of a step")?,
+        write: args.write.into(),
+    };
+    let parts = parts(geometry, 1, args.record.format().is_quantized());
+    let blocks = u64::from(params.runs) * u64::from(parts);
+    let (tables, tiles, rows) = (at.buffer.address(), at.buffer.at(at.tiles), at.buffer.at(at.rows));
+    let (k, v) = (args.k.buffer.at(args.k.offset), args.v.buffer.at(args.v.offset));
+    let (channels, counter) = (channels_address(args.channels)?, args.non_finite.address());
+    let mut list = vec![arg(&params), arg(&arena), arg(&tables), arg(&tiles), arg(&rows), arg(&k), arg(&v)];
+    let function = if args.record.format().is_quantized() {
+        list.push(arg(&channels));
+        &kernels.append_next_int8
+    } else {
+        &kernels.append_next
+    };
+    list.extend([arg(&counter), arg(&parts)]);
+    // SAFETY: the parameters of these functions in kernels/append.cu; views, channels, counter and the places of descriptors
+    // were validated, and what tables and rows say is the store's to keep valid. Every block waits before it touches
+    // anything but descriptors and tables, which come from a copy that has ended when the kernel starts.
+    unsafe { kernels.launch_early(function, stream, blocks, THREADS, &mut list) }
+}
+
+/// Blocks that cover a run of so many tokens.
+fn parts(geometry: &Geometry, tokens: u32, quantizes: bool) -> u32 {
+    let rows = geometry.kv_heads() * tokens;
+    let threads = |dim: u32| match dim / CHUNK {
+        chunks if quantizes => (rows * chunks.next_power_of_two()).next_multiple_of(32),
+        chunks => rows * chunks,
+    };
+    (threads(geometry.k_dim()) + threads(geometry.v_dim())).div_ceil(THREADS)
 }
 
 /// The words of runs of one sequence over page after page, which differ in their frames alone: `Runs` of

@@ -4,7 +4,7 @@ use super::kernels::{ArenaArg, Descriptors, Kernels, arg, channels_address, func
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
 use crate::attention::{Grain, SECTION, SPLIT, state_words};
-use crate::backend::ops::Attend;
+use crate::backend::ops::{Attend, StepMemory};
 use crate::backend::params::AttendParams;
 use crate::record::Record;
 use crate::{Dtype, Error, PageFormat, Result};
@@ -118,8 +118,13 @@ impl AttendFunctions {
     }
 }
 
-/// Launches a validated attend.
-pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'_, CudaMemory>) -> Result<()> {
+/// Launches a validated attend, of a decode step where its descriptors lie in memory.
+pub(super) fn attend(
+    kernels: &Kernels,
+    stream: &mut CudaStream,
+    args: &Attend<'_, CudaMemory>,
+    at: Option<&StepMemory<'_, CudaMemory>>,
+) -> Result<()> {
     let Some(last) = args.tiles.last() else { return Ok(()) };
     let arena = ArenaArg::new(&args.arena)?;
     let states = args.states.aligned("the address of the states")?;
@@ -138,6 +143,7 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
         maximum: u64::from(u32::MAX) * u64::from(choice.query_tile),
     })?;
     let tiles = super::count(args.tiles.len(), "the number of tiles")?;
+    let (tiles_at, rows_at) = at.map_or((0, tiles * 8), |at| ((at.tiles / 4) as u32, (at.rows / 4) as u32));
     let params = AttendParams {
         record: args.record.params(args.arena.slab_shift),
         q: args.q.params(0),
@@ -146,16 +152,18 @@ pub(super) fn attend(kernels: &Kernels, stream: &mut CudaStream, args: &Attend<'
         group: geometry.group(),
         split_shift: args.grain.tokens().trailing_zeros(),
         scale_log2: args.scale * LOG2_E,
-        tiles_at: 0,
+        tiles_at,
         tiles,
-        rows_at: tiles * 8,
+        rows_at,
         items,
         state_words: state_words(geometry.v_dim()),
         query_tile: choice.query_tile,
         first_item: 0,
     };
-    let descriptors: Descriptors<ATTEND_WORDS> =
-        stream.descriptors_of(&[bytemuck::cast_slice(args.tiles), bytemuck::cast_slice(args.rows)])?;
+    let descriptors: Descriptors<ATTEND_WORDS> = match at {
+        Some(at) => Descriptors::at(at.buffer.address()),
+        None => stream.descriptors_of(&[bytemuck::cast_slice(args.tiles), bytemuck::cast_slice(args.rows)])?,
+    };
     let tables = args.tables.address();
     let q = args.q.buffer.at(args.q.offset);
     let channels = channels_address(args.channels)?;

@@ -4,6 +4,7 @@ use crate::backend::{Caps, DeviceId, Operation};
 use crate::{Error, PageFormat, Result};
 use cudarc::driver::{CudaContext, DriverError, sys::CUdevice_attribute as Attribute};
 use libloading::Library;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
@@ -100,4 +101,38 @@ pub(super) fn caps(
         formats,
         limits,
     })
+}
+
+/// Calls into the driver that take long or wait, made by this thread so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DriverCalls {
+    /// Allocations of device memory and of pinned host memory.
+    pub allocations: u64,
+    /// Waits for a stream, an event or all work of a context.
+    pub waits: u64,
+}
+
+thread_local! {
+    static CALLS: Cell<DriverCalls> = Cell::default();
+}
+
+/// What this thread has asked of the driver, through any backend, that a steady decode step does without.
+///
+/// ```
+/// let before = kvtide::backend::cuda::driver_calls();
+/// // … a decode step …
+/// assert_eq!(kvtide::backend::cuda::driver_calls(), before);
+/// ```
+pub fn driver_calls() -> DriverCalls {
+    CALLS.get()
+}
+
+/// Notes an allocation.
+pub(super) fn allocates() {
+    CALLS.with(|calls| calls.update(|now| DriverCalls { allocations: now.allocations + 1, ..now }));
+}
+
+/// Notes a wait.
+pub(super) fn waits() {
+    CALLS.with(|calls| calls.update(|now| DriverCalls { waits: now.waits + 1, ..now }));
 }

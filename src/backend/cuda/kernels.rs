@@ -40,6 +40,8 @@ pub(super) fn compiled() -> Result<()> {
 pub(super) struct Kernels {
     pub(super) append: CudaFunction,
     pub(super) append_int8: CudaFunction,
+    pub(super) append_next: CudaFunction,
+    pub(super) append_next_int8: CudaFunction,
     pub(super) transfer: CudaFunction,
     pub(super) sum: CudaFunction,
     /// By [`MERGE_BATCHES`].
@@ -82,6 +84,8 @@ impl Kernels {
         Ok(Kernels {
             append: function(&append, "append")?,
             append_int8: function(&append, "append_int8")?,
+            append_next: function(&append, "append_next")?,
+            append_next_int8: function(&append, "append_next_int8")?,
             transfer: function(&module(fatbin!("transfer"))?, "transfer")?,
             sum: function(&module(fatbin!("sum"))?, "sum")?,
             merge: [first?, second?, third?],
@@ -153,13 +157,18 @@ pub(super) struct Descriptors<const WORDS: usize = INLINE_WORDS> {
 const _: () = assert!(size_of::<Descriptors<INLINE_WORDS>>() == 8 + 4 * INLINE_WORDS);
 
 impl<const WORDS: usize> Descriptors<WORDS> {
+    /// Those that lie in memory.
+    pub(super) const fn at(address: sys::CUdeviceptr) -> Self {
+        Descriptors { at: address, words: [0; WORDS] }
+    }
+
     /// The parts one after the other, where they are few; else they go to where `upload` says.
     pub(super) fn new(parts: &[&[u32]], upload: impl FnOnce(&[&[u32]]) -> Result<sys::CUdeviceptr>) -> Result<Self> {
         let mut words = [0; WORDS];
         let mut rest = &mut words[..];
         for part in parts {
             let Some((here, behind)) = rest.split_at_mut_checked(part.len()) else {
-                return Ok(Descriptors { at: upload(parts)?, words: [0; WORDS] });
+                return upload(parts).map(Self::at);
             };
             here.copy_from_slice(part);
             rest = behind;

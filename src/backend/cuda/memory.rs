@@ -1,6 +1,6 @@
 //! Who frees memory, and when? Handles to device memory of our own and of the caller's, and pinned host memory.
 
-use super::driver::{NAME, failed};
+use super::driver::{self, NAME, failed};
 use crate::backend::{DeviceBuffer, DeviceId};
 use crate::{Error, Result};
 use cudarc::driver::{CudaContext, DriverError, result, sys};
@@ -31,6 +31,7 @@ impl CudaMemory {
     pub(super) fn allocate(context: &Arc<CudaContext>, device: DeviceId, label: &str, bytes: u64) -> Result<Self> {
         context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
         let bytes = bytes.next_multiple_of(4);
+        driver::allocates();
         // SAFETY: the memory is only ever reached by kernels and copies, for which no contents are invalid.
         let address = unsafe { result::malloc_sync(bytes.max(4) as usize) }.map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => out_of_memory(bytes, label),
@@ -111,6 +112,7 @@ impl Pinned {
         context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
         let full = || out_of_memory(bytes, &format!("pinned host memory: {label}"));
         let size = usize::try_from(bytes).map_err(|_| full())?;
+        driver::allocates();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the memory comes from the system, which has filled it: no contents are invalid for bytes.
         let start = unsafe { result::malloc_host(size, flags) }.map_err(|error| match error.0 {
@@ -143,6 +145,7 @@ impl Drop for Pinned {
 
 /// Frees memory once the context has nothing left to do; where it cannot be waited for, the memory is lost instead.
 fn free_when_idle(context: &CudaContext, bytes: u64, free: impl FnOnce() -> Result<(), DriverError>) {
+    driver::waits();
     if let Err(error) = context.synchronize().and_then(|()| free()) {
         tracing::warn!(%error, bytes, "memory was not freed");
     }

@@ -1,12 +1,12 @@
 //! How are `merge` and `fold` launched? Warps for each row and head, or several blocks where there are few rows of many
 //! states.
 
-use super::kernels::{Kernels, arg, launch};
+use super::kernels::{Descriptors, Kernels, arg, launch};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
 use crate::Result;
 use crate::attention::state_words;
-use crate::backend::ops::{Fold, Merge};
+use crate::backend::ops::{Fold, Merge, StepMemory};
 use crate::backend::params::{FoldParams, MergeParams, ViewParams};
 
 /// Threads of a row and head: one for four elements, in whole warps.
@@ -23,8 +23,13 @@ const THREADS: u32 = 128;
 const LONG: (u32, u32) = (256, 16);
 const LONG_FROM: u32 = MERGE_BATCHES[MERGE_BATCHES.len() - 1];
 
-/// Launches a validated merge.
-pub(super) fn merge(kernels: &Kernels, stream: &mut CudaStream, args: &Merge<'_, CudaMemory>) -> Result<()> {
+/// Launches a validated merge, of a decode step where its descriptors lie in memory.
+pub(super) fn merge(
+    kernels: &Kernels,
+    stream: &mut CudaStream,
+    args: &Merge<'_, CudaMemory>,
+    at: Option<&StepMemory<'_, CudaMemory>>,
+) -> Result<()> {
     let rows = super::count(args.rows.len(), "the number of output rows")?;
     if rows == 0 || args.q_heads == 0 {
         return Ok(());
@@ -41,12 +46,16 @@ pub(super) fn merge(kernels: &Kernels, stream: &mut CudaStream, args: &Merge<'_,
         with_lse: args.lse.is_some().into(),
         section: args.section(),
     };
-    let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.rows)])?;
+    let descriptors = match at {
+        Some(at) => Descriptors::at(at.buffer.at(at.merge)),
+        None => stream.descriptors(&[bytemuck::cast_slice(args.rows)])?,
+    };
     let states = args.states.aligned("the address of the states")?;
     let out = args.out.buffer.at(args.out.offset);
     let lse = args.lse.map_or(0, |lse| lse.buffer.at(lse.offset));
     let outputs = u64::from(rows) * u64::from(args.q_heads);
-    let most = args.rows.iter().map(|row| row.before + row.states).max().unwrap_or(0);
+    let now = args.rows.iter().map(|row| row.before + row.states).max().unwrap_or(0);
+    let most = at.map_or(now, |at| at.states);
     let width = width(args.v_dim);
     let mut list = vec![arg(&params), arg(&states), arg(&out), arg(&lse)];
     // All give the same bits.

@@ -20,11 +20,12 @@ mod transfer;
 
 /// The version of cudarc that this crate is built on: its types are in this module's signatures.
 pub use cudarc;
+pub use driver::{DriverCalls, driver_calls};
 pub use memory::CudaMemory;
 pub use stream::{CudaEvent, CudaStream};
 pub use swap::CudaHost;
 
-use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, check_sum, copy_sides, range};
+use super::ops::{Append, Attend, Fold, Merge, Project, Score, StepMemory, Transfer, check_sum, copy_sides, range};
 use super::{Backend, Caps, DeviceId, HostUse, Operation, Swap, host_range};
 use crate::{Error, Result};
 use cudarc::driver::{CudaContext, result, sys};
@@ -90,7 +91,8 @@ impl CudaBackend {
     }
 
     /// Uses a stream that the caller has; work enqueued here and by the caller happens in the order of the calls. While
-    /// the stream is being captured into a graph, calls on it are refused.
+    /// the stream is being captured into a graph, calls on it are refused, but for those of a decode step
+    /// ([`Step`](crate::Step)).
     ///
     /// # Safety
     /// - `raw` is a stream of this backend's [`context`](Self::context), or the default stream of it (null).
@@ -128,12 +130,17 @@ impl CudaBackend {
         if event.device() == self.id() { Ok(()) } else { Err(Error::WrongDevice { what: "an event" }) }
     }
 
-    /// Makes the context current for a call that works on this stream.
-    fn enter(&self, stream: &CudaStream) -> Result<()> {
+    /// Makes the context current for a call that works on this stream and may be captured with it.
+    fn enter_step(&self, stream: &CudaStream) -> Result<()> {
         if stream.device() != self.id() {
             return Err(Error::WrongDevice { what: "a stream" });
         }
-        self.inner.context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
+        self.inner.context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))
+    }
+
+    /// Makes the context current for a call that works on this stream.
+    fn enter(&self, stream: &CudaStream) -> Result<()> {
+        self.enter_step(stream)?;
         if stream.is_captured()? {
             // A replay would read host memory that a later call has filled anew.
             let format = "a stream that is being captured".into();
@@ -298,13 +305,52 @@ impl Backend for CudaBackend {
     fn attend(&self, stream: &mut CudaStream, args: &Attend<'_, CudaMemory>) -> Result<()> {
         args.validate(self.caps())?;
         self.enter(stream)?;
-        attend::attend(&self.inner.kernels, stream, args)
+        attend::attend(&self.inner.kernels, stream, args, None)
     }
 
     fn merge(&self, stream: &mut CudaStream, args: &Merge<'_, CudaMemory>) -> Result<()> {
         args.validate(self.caps())?;
         self.enter(stream)?;
-        merge::merge(&self.inner.kernels, stream, args)
+        merge::merge(&self.inner.kernels, stream, args, None)
+    }
+
+    fn append_step(
+        &self,
+        stream: &mut CudaStream,
+        args: &Append<'_, CudaMemory>,
+        at: &StepMemory<'_, CudaMemory>,
+    ) -> Result<()> {
+        args.validate(self.caps())?;
+        at.validate(self.caps())?;
+        at.validate_append(args, self.caps())?;
+        self.enter_step(stream)?;
+        append::append_step(&self.inner.kernels, stream, args, at)
+    }
+
+    fn attend_step(
+        &self,
+        stream: &mut CudaStream,
+        args: &Attend<'_, CudaMemory>,
+        at: &StepMemory<'_, CudaMemory>,
+    ) -> Result<()> {
+        args.validate(self.caps())?;
+        at.validate(self.caps())?;
+        at.validate_rows(args.rows.len())?;
+        self.enter_step(stream)?;
+        attend::attend(&self.inner.kernels, stream, args, Some(at))
+    }
+
+    fn merge_step(
+        &self,
+        stream: &mut CudaStream,
+        args: &Merge<'_, CudaMemory>,
+        at: &StepMemory<'_, CudaMemory>,
+    ) -> Result<()> {
+        args.validate(self.caps())?;
+        at.validate(self.caps())?;
+        at.validate_rows(args.rows.len())?;
+        self.enter_step(stream)?;
+        merge::merge(&self.inner.kernels, stream, args, Some(at))
     }
 
     fn fold(&self, stream: &mut CudaStream, args: &Fold<'_, CudaMemory>) -> Result<()> {

@@ -4,8 +4,9 @@
 //! is marked by an event; it is written again only after that event, so the device never reads what a later upload wrote.
 //! Only a program that is whole chunks ahead of the device waits here.
 
-use super::driver::failed;
+use super::driver::{failed, waits};
 use super::memory::Pinned;
+use super::stream::has_passed;
 use crate::Result;
 use cudarc::driver::{CudaContext, CudaEvent, result, sys};
 use std::sync::Arc;
@@ -59,8 +60,10 @@ impl Staging {
         // SAFETY: the event and the stream are live and of the same context.
         unsafe { result::event::record(self.read[self.chunk].cu_event(), stream) }.map_err(failed("cuEventRecord"))?;
         let next = (self.chunk + 1) % CHUNKS;
-        // An event that was never recorded counts as passed.
-        self.read[next].synchronize().map_err(failed("cuEventSynchronize"))?;
+        if !has_passed(&self.read[next])? {
+            waits();
+            self.read[next].synchronize().map_err(failed("cuEventSynchronize"))?;
+        }
         (self.chunk, self.filled) = (next, 0);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! What is a queue of work? A stream of our own or of the caller's, its staging ring and its descriptor buffer.
 
-use super::driver::failed;
+use super::driver::{failed, waits};
 use super::kernels::Descriptors;
 use super::memory::CudaMemory;
 use super::staging::Staging;
@@ -140,6 +140,7 @@ impl CudaStream {
     }
 
     pub(super) fn synchronize(&mut self) -> Result<()> {
+        waits();
         // SAFETY: the stream is live.
         unsafe { result::stream::synchronize(self.raw) }.map_err(failed("cuStreamSynchronize"))
     }
@@ -179,6 +180,7 @@ impl CudaEvent {
     }
 
     pub(super) fn finish(&self) -> Result<()> {
+        waits();
         self.event.synchronize().map_err(failed("cuEventSynchronize"))
     }
 
@@ -190,10 +192,15 @@ impl CudaEvent {
     }
 
     pub(super) fn is_done(&self) -> Result<bool> {
-        // SAFETY: the event is live and was recorded when it was made.
-        match unsafe { sys::cuEventQuery(self.event.cu_event()) } {
-            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            other => other.result().map(|()| true).map_err(failed("cuEventQuery")),
-        }
+        has_passed(&self.event)
+    }
+}
+
+/// Whether the work before an event has finished; one that was never recorded counts as passed.
+pub(super) fn has_passed(event: &driver::CudaEvent) -> Result<bool> {
+    // SAFETY: the event is live.
+    match unsafe { sys::cuEventQuery(event.cu_event()) } {
+        sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        other => other.result().map(|()| true).map_err(failed("cuEventQuery")),
     }
 }

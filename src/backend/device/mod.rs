@@ -162,6 +162,7 @@ devices! {
 
 // After `devices!`, whose `on!` it uses.
 mod forward;
+mod operations;
 
 impl Device {
     /// The best device present: a CUDA card, else a hardware adapter of wgpu, else the CPU.

@@ -34,9 +34,9 @@ impl std::fmt::Display for Cast {
 }
 
 impl Cast {
-    pub(super) fn geometry(&self, format: PageFormat) -> kvtide::Result<Geometry> {
+    pub(super) fn geometry(&self, layers: u32, format: PageFormat) -> kvtide::Result<Geometry> {
         let [q, kv, dim, page] = self.heads;
-        Geometry::new(1, q, kv, dim).page_size(page).format(format).validate()
+        Geometry::new(layers, q, kv, dim).page_size(page).format(format).validate()
     }
 }
 

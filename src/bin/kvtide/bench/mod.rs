@@ -5,6 +5,7 @@ mod attend;
 mod cast;
 mod compare;
 mod data;
+mod graph;
 mod kernels;
 mod limits;
 mod link;
@@ -15,6 +16,7 @@ mod project;
 mod row;
 mod scene;
 mod score;
+mod step;
 mod stream;
 mod timer;
 mod transfer;
@@ -45,6 +47,8 @@ enum What {
     Link(link::Args),
     /// Append alone, and append with every full page written out.
     Write(write::Args),
+    /// Decode steps of many layers: appends and attention, called or replayed as a CUDA graph.
+    Step(Timed<step::Args>),
     /// Attention over pages.
     Attend(Timed<attend::Args>),
     /// New tokens into pages.
@@ -65,6 +69,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<ExitCode> {
         Some(What::Stream(args)) => stream::run(args),
         Some(What::Link(args)) => link::run(args),
         Some(What::Write(args)) => write::run(args),
+        Some(What::Step(timed)) => timed.run(),
         Some(What::Attend(timed)) => timed.run(),
         Some(What::Append(timed)) => timed.run(),
         Some(What::Merge(timed)) => timed.run(),

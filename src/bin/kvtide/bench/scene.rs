@@ -59,7 +59,7 @@ impl Scene {
         cast: &Cast,
         format: PageFormat,
     ) -> anyhow::Result<Self> {
-        let geometry = cast.geometry(format)?;
+        let geometry = cast.geometry(1, format)?;
         let record = Record::new(geometry);
         let pages = geometry.pages_for(cast.tokens.into()) as u32;
         let total = u64::from(pages) * u64::from(cast.sequences);
@@ -245,7 +245,7 @@ pub(super) fn upload(device: &Device, stream: &mut DeviceStream, bytes: &[u8]) -
 }
 
 /// An order without a pattern.
-fn shuffle(items: &mut [u32]) {
+pub(super) fn shuffle<T>(items: &mut [T]) {
     let mut next = noise(5);
     for at in (1..items.len()).rev() {
         items.swap(at, (next() % (at as u64 + 1)) as usize);

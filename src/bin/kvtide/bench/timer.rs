@@ -35,7 +35,7 @@ pub(super) struct Timer<'a> {
     pub(super) stream: DeviceStream,
     flush: DeviceMemory,
     pub(super) total: DeviceMemory,
-    repeats: u32,
+    pub(super) repeats: u32,
 }
 
 impl<'a> Timer<'a> {

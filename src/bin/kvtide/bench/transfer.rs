@@ -27,7 +27,7 @@ impl Measure for Args {
         let device = timer.device;
         for &format in formats {
             let one: Cast = format!("1x1:{}", self.heads).parse()?;
-            let tokens = one.geometry(format)?.page_tokens() * self.pages;
+            let tokens = one.geometry(1, format)?.page_tokens() * self.pages;
             let cast: Cast = format!("2x{tokens}:{}", self.heads).parse()?;
             let scene = Scene::new(device, &mut timer.stream, &cast, format)?;
             let record = scene.record;
