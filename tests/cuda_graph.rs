@@ -2,7 +2,7 @@
 //! the calls that they are made of, to the bit.
 //!
 //! Without a device it says so and passes, unless `KVTIDE_REQUIRE` names `cuda`.
-#![cfg(feature = "cuda")]
+#![cfg(all(feature = "cuda", feature = "conformance"))]
 
 mod engine;
 
