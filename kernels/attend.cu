@@ -370,7 +370,7 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
         __shared__ Shared<FORMAT, Q> shared;                                                                           \
         const u64 total = u64(p.items) * p.record.kv_heads * vector_tiles;                                             \
         for (u64 work = blockIdx.x; work < total; work += gridDim.x) {                                                 \
-            attend<FORMAT, Q>(p, arena, shared, descriptors, tables, q, channels, states, vector_tiles, work);               \
+            attend<FORMAT, Q>(p, arena, shared, descriptors, tables, q, channels, states, vector_tiles, work);         \
             __syncthreads();                                                                                           \
         }                                                                                                              \
         release_next();                                                                                                \

@@ -107,12 +107,12 @@ __device__ __forceinline__ void find_values(RING& ring, const Columns& columns, 
 // Part `work` of the call, whose channels are none.
 template <u32 FORMAT, int DIM, class SHARE>
 __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena,
-                                       const AttendDescriptors& descriptors, const u32* tables, u64 q, const float*, float* states, u32 vector_tiles,
-                                       u64 work, unsigned char* rings) {
+                                       const AttendDescriptors& descriptors, const u32* tables, u64 q, const float*,
+                                       float* states, u32 vector_tiles, u64 work, unsigned char* rings) {
     const Warp<SHARE> warp(p, descriptors, tables, vector_tiles, work);
     if (warp.sees_nothing()) return;
     Ring<Rows<2 * DIM, false>, SHARE> ring({p.record, arena, warp.pages, warp.first, warp.kv_head},
-                                                   ring_of<SHARE>(rings));
+                                           ring_of<SHARE>(rings));
     // While the first keys are on their way.
     u32 query[DIM / 16][2];
     load_column<DIM>(query, p, q, warp.q, warp.live);

@@ -103,16 +103,16 @@ __device__ __forceinline__ void find_scores(RING& ring, const QueryColumns<DIM>&
 
 // The weights of a group's tokens times the scales of their values, as digits: of two pieces a product. And what brings the
 // sums of columns 2 (lane % 4) and the next back.
-struct Factors8 {
+struct ValueFactors {
     u32 digits[3][PIECES / 2][2];
     float up[2];
 };
 
 template <bool WHOLE>
-__device__ __forceinline__ Factors8 factors_of(const Columns& columns, int group, const float (&weights)[PIECES][4],
+__device__ __forceinline__ ValueFactors factors_of(const Columns& columns, int group, const float (&weights)[PIECES][4],
                                                const float (&value_scales)[PIECES][2]) {
     u32 numbers[PIECES][4];
-    Factors8 factors;
+    ValueFactors factors;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
         float scaled[2 * PIECES], largest = 0;
@@ -153,7 +153,7 @@ __device__ __forceinline__ void find_pieces(RING& ring, u32 (&at)[PIECES]) {
 
 // The group's values. Rows of products: of every sixteen elements the even ones, then the odd ones.
 template <class ROWS, int DIM, class RING>
-__device__ __forceinline__ void find_values(RING& ring, const Factors8& factors, State<DIM>& state) {
+__device__ __forceinline__ void find_values(RING& ring, const ValueFactors& factors, State<DIM>& state) {
     u32 at[PIECES];
     find_pieces<ROWS, DIM>(ring, at);
 #pragma unroll
@@ -207,7 +207,7 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
         find_scores<Codes>(ring, query, scores, value_scales);
         find_weights(warp.columns, group, query.scale, scores, state);
         const bool whole = sees_whole_group(warp.columns.span, group);
-        const Factors8 factors = whole ? factors_of<true>(warp.columns, group, scores, value_scales)
+        const ValueFactors factors = whole ? factors_of<true>(warp.columns, group, scores, value_scales)
                                        : factors_of<false>(warp.columns, group, scores, value_scales);
         find_values<Codes>(ring, factors, state);
     };

@@ -2,7 +2,6 @@
 #include "append.cuh"
 #include "descriptors.cuh"
 #include "divide.cuh"
-#include "divide.cuh"
 #include "project.cuh"
 
 namespace {

@@ -96,6 +96,7 @@ pub(super) fn caps(
         max_channels: ("cuDeviceTotalMem", memory),
         memory_bytes: Some(memory),
         query_tile,
+        // A section of a multiprocessor may have four warps.
         at_once: processors,
         overlap: true,
         formats,
