@@ -12,9 +12,19 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const KERNELS: [&str; 9] =
-    ["append", "transfer", "attend", "attend_mma", "attend_mma_int8", "merge", "project", "score", "sum"];
-const HEADERS: [&str; 21] = [
+const KERNELS: [&str; 10] = [
+    "append",
+    "transfer",
+    "attend",
+    "attend_mma",
+    "attend_mma_int8",
+    "attend_prefill",
+    "merge",
+    "project",
+    "score",
+    "sum",
+];
+const HEADERS: [&str; 22] = [
     "params",
     "append",
     "project",
@@ -31,6 +41,7 @@ const HEADERS: [&str; 21] = [
     "ring",
     "states",
     "weights",
+    "vectors",
     "warp",
     "digits",
     "fold",

@@ -34,41 +34,6 @@ __device__ __forceinline__ void find_scores(RING& ring, const u32 (&q)[DIM / 16]
     }
 }
 
-// The word of a piece's tokens `token` and the next that keeps what lies from `from` to `to`.
-__device__ __forceinline__ u32 keep(int token, int from, int to) {
-    return (token >= from && token < to ? 0xffff : 0) | (token + 1 >= from && token + 1 < to ? 0xffff0000 : 0);
-}
-
-// Values of a piece of which some columns do not see all: a weight of zero would not do, since what is stored there may be
-// infinite or NaN. Each column has a product of its own.
-template <u32 FORMAT, int DIM>
-__device__ __forceinline__ void add_masked(const Columns& columns, int token, u32 at, const Weights<FORMAT>& weights,
-                                           State<DIM>& state) {
-    const int part = threadIdx.x % 4;
-#pragma unroll 1
-    for (int column = 0; column < COLUMNS; ++column) {
-        const bool odd = column % 2;
-        const int from = __shfl_sync(WHOLE_WARP, odd ? columns.from[1] : columns.from[0], column / 2) - token;
-        const int to = __shfl_sync(WHOLE_WARP, odd ? columns.to[1] : columns.to[0], column / 2) - token;
-        if (max(from, 0) >= min(to, PIECE)) continue;
-        const u32 early = keep(2 * part, from, to), late = keep(2 * part + 8, from, to);
-#pragma unroll
-        for (u32 i = 0; i < DIM / 16; ++i) {
-            u32 v[4];
-            load_transposed(v, at ^ (i * 32));
-            v[0] &= early;
-            v[1] &= early;
-            v[2] &= late;
-            v[3] &= late;
-            float(&o)[4] = state.o[i];
-            float sum[4] = {o[0], o[1], o[2], o[3]};
-            weights.times(sum, v);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) o[e] = column == 2 * part + e % 2 ? sum[e] : o[e];
-        }
-    }
-}
-
 // Rows of a piece, `from` to `to` of which stay what they are, become zeros elsewhere.
 template <int DIM>
 __device__ __noinline__ void clear_rows(u32 piece, int from, int to) {

@@ -13,14 +13,13 @@ struct Columns {
     Span span;
 };
 
-// The columns of vectors `first` and after of a tile, over part `part` of SPLITS splits. `live` and `q` are for the column
+// The columns of vectors `first` and after of a tile, over part `part` of `tokens` tokens. `live` and `q` are for the column
 // that this thread multiplies by, lane / 4: whether it sees anything, and where its elements are.
-template <int SPLITS>
 __device__ __forceinline__ Columns columns_of(const AttendParams& p, const AttendDescriptors& descriptors,
-                                              const Tile& tile, u32 kv_head, u32 part, u64 first, bool& live, u64& q) {
+                                              const Tile& tile, u32 kv_head, u32 part, int tokens, u64 first, bool& live,
+                                              u64& q) {
     const u32 lane = threadIdx.x % 32;
-    constexpr int TOKENS = SPLITS * SPLIT;
-    const Vector vector = vector_of(p, descriptors, tile, kv_head, part, part * TOKENS, TOKENS, first + lane % COLUMNS);
+    const Vector vector = vector_of(p, descriptors, tile, kv_head, part, part * tokens, tokens, first + lane % COLUMNS);
     Columns columns;
 #pragma unroll
     for (u32 c = 0; c < 2; ++c) {

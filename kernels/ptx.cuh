@@ -92,6 +92,9 @@ __device__ __forceinline__ void multiply_unsigned(int (&c)[4], const u32 (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// A barrier of the block, for warps that meet it at different places.
+__device__ __forceinline__ void sync_block() { asm volatile("barrier.sync.aligned 0;" ::: "memory"); }
+
 // Lets the blocks of the next kernel come once every block of this one has been here or has ended. Near the end, because
 // those that come earlier gather on the multiprocessors that are free first. Only a kernel that was launched so comes before
 // this one has ended, and it waits before it touches memory.
@@ -117,6 +120,11 @@ __device__ __forceinline__ u64 soon_policy() {
 
 __device__ __forceinline__ void store_for_next(float* to, float x, u64 policy) {
     asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(to), "f"(x), "l"(policy) : "memory");
+}
+
+__device__ __forceinline__ void store_for_next(float2* to, float2 x, u64 policy) {
+    asm volatile("st.global.L2::cache_hint.v2.f32 [%0], {%1, %2}, %3;" ::"l"(to), "f"(x.x), "f"(x.y), "l"(policy)
+                 : "memory");
 }
 
 __device__ __forceinline__ void store_for_next(float4* to, float4 x, u64 policy) {

@@ -7,6 +7,7 @@
 #include "numeric.cuh"
 
 constexpr int SPLIT = 256;
+constexpr int MOST_TOKENS = 1 << 30;  // of a work item: `Grain::Whole` of src/attention/mod.rs
 
 // Tiles and rows: those of 64 sequences that decode fit. `ATTEND_WORDS` of src/backend/cuda/attend.rs.
 using AttendDescriptors = DescriptorsOf<768>;
@@ -48,10 +49,10 @@ __device__ __forceinline__ Vector vector_of(const AttendParams& p, const AttendD
     return vector;
 }
 
-// Tokens of a split or section, by the vectors that see them.
+// Tokens of a split or more, by the vectors that see them.
 struct Span {
-    int from = int(SECTION) * SPLIT, to = 0;          // some vector
-    int all_from = 0, all_to = int(SECTION) * SPLIT;  // every vector that sees any
+    int from = MOST_TOKENS, to = 0;          // some vector
+    int all_from = 0, all_to = MOST_TOKENS;  // every vector that sees any
 };
 
 template <int Q>

@@ -20,7 +20,7 @@ struct Warp {
         const u32 item = p.first_item + u32(place.z);
         const Tile tile = tile_of(p, descriptors, item);
         const u32 part = tile.split + (item - tile.item);
-        columns = columns_of<SHARE::SPLITS>(p, descriptors, tile, kv_head, part, u64(place.x) * COLUMNS, live, q);
+        columns = columns_of(p, descriptors, tile, kv_head, part, SHARE::SPLITS * SPLIT, u64(place.x) * COLUMNS, live, q);
         const u32* table = tables + tile.table + (u64(part) * SHARE::SPLITS * SPLIT >> p.record.page_shift);
         pages = {table, p.record.page_shift, columns.span.from, columns.span.to};
         first = SHARE::BY_SPLITS ? SHARE::warp() : columns.span.from / SPLIT;

@@ -4,7 +4,8 @@
 //! `m`, the largest score × log2 e; `l`, the sum of 2^(score − m); `o`, the sum of 2^(score − m) × value. The states of
 //! the [`SECTION`] splits of a section fold left to right, in token order, and so do those of the sections. Splits and
 //! sections depend on the sequence alone, never on the batch, the pages' places or who computed what: that is contract
-//! C1. Whether `attend` gives the states of splits or of whole sections ([`Grain`]) changes no bit of the answer.
+//! C1. Whether `attend` gives the states of splits, of whole sections or of all that a row sees ([`Grain`]) changes no bit
+//! of the answer.
 //!
 //! Splitting the context is flash-decoding (Dao et al., 2023); the mergeable state is the online softmax of Milakov and
 //! Gimelshein, 2018.
@@ -13,7 +14,7 @@ mod plan;
 #[cfg(any(feature = "conformance", test))]
 pub mod reference;
 
-pub use plan::{Batch, Visible, plan, plan_for};
+pub use plan::{Batch, Visible, plan, plan_chunks, plan_for};
 
 /// Tokens a split. Every page size divides it.
 pub const SPLIT: u32 = 256;
@@ -28,10 +29,13 @@ pub enum Grain {
     Split,
     /// A section: a quarter of the states.
     Section,
+    /// All that a row sees, for chunks of prompts: `attend` folds the sections too. Backends that can say so by
+    /// [`Caps::prefill`](crate::backend::Caps::prefill).
+    Whole,
 }
 
 impl Grain {
-    /// Both.
+    /// Those of every backend.
     pub const ALL: [Grain; 2] = [Grain::Split, Grain::Section];
 
     /// Splits that a state covers.
@@ -39,6 +43,15 @@ impl Grain {
         match self {
             Grain::Split => 1,
             Grain::Section => SECTION,
+            Grain::Whole => 1 << 22,
+        }
+    }
+
+    /// States of a section: those that [`merge`](crate::Backend::merge) folds first.
+    pub const fn states_of_a_section(self) -> u32 {
+        match self {
+            Grain::Split => SECTION,
+            Grain::Section | Grain::Whole => 1,
         }
     }
 

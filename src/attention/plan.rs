@@ -1,9 +1,10 @@
 //! Which work items attend which rows: cuts rows into tiles, and tiles into batches that fit the state buffer.
 
-use super::{Grain, SECTION};
-use crate::Geometry;
+use super::Grain;
 use crate::backend::Caps;
 use crate::backend::params::{MergeRow, Row, Tile};
+use crate::record::Record;
+use crate::{Dtype, Geometry};
 
 /// What one query row sees: tokens `start..end` of the sequence whose page table starts at word `table`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +67,11 @@ impl Batch {
             }
             let states = self.grain.states(row.start, row.end);
             self.states += states;
-            self.merge.push(MergeRow { state: row.state, states, before: row.split % (SECTION / self.grain.splits()) });
+            self.merge.push(MergeRow {
+                state: row.state,
+                states,
+                before: row.split % self.grain.states_of_a_section(),
+            });
             self.rows.push(row);
         }
         if to > from {
@@ -82,6 +87,48 @@ pub fn plan_for(rows: &[Visible], geometry: &Geometry, caps: &Caps, max_states: 
     let sections = planned(Grain::Section);
     let items = sections.iter().map(|batch| batch.work(geometry.group(), caps.query_tile)).max().unwrap_or(0);
     if items * u64::from(geometry.kv_heads()) < caps.at_once { planned(Grain::Split) } else { sections }
+}
+
+/// Plans rows for a device that may have something faster for chunks of prompts ([`Caps::prefill`]), for queries of type
+/// `q`: rows of one sequence that make up half a work item of it have batches of their own.
+pub fn plan_chunks(rows: &[Visible], record: &Record, q: Dtype, caps: &Caps, max_states: u32) -> Vec<Batch> {
+    let geometry = record.geometry();
+    let Some(vectors) = (caps.prefill)(record, q) else { return plan_for(rows, geometry, caps, max_states) };
+    let is_chunk = |rows: &[Visible]| 2 * rows.len() as u64 * u64::from(geometry.group()) >= u64::from(vectors);
+    let mut batches: Vec<Batch> = Vec::new();
+    let mut at = 0;
+    while at < rows.len() {
+        let mut end = at;
+        let mut chunk = None;
+        for run in rows[at..].chunk_by(|a, b| a.table == b.table) {
+            if *chunk.get_or_insert(is_chunk(run)) != is_chunk(run) {
+                break;
+            }
+            end += run.len();
+        }
+        let of_chunk =
+            chunk.and_then(|chunk| chunk.then(|| plan_chunk(&rows[at..end], vectors, geometry, caps, max_states)));
+        let planned = of_chunk.flatten().unwrap_or_else(|| plan_for(&rows[at..end], geometry, caps, max_states));
+        batches.extend(planned.into_iter().map(|batch| Batch { first_row: batch.first_row + at, ..batch }));
+        at = end;
+    }
+    batches
+}
+
+/// Work items of up to `vectors` query vectors: of whole rows where they fill the device as often as they come, else of
+/// sections; `None` where even those leave most of it idle.
+fn plan_chunk(rows: &[Visible], vectors: u32, geometry: &Geometry, caps: &Caps, max_states: u32) -> Option<Vec<Batch>> {
+    let planned = |grain| {
+        let batches = plan(rows, (vectors / geometry.group()).max(1), max_states, grain);
+        let items = batches.iter().map(|batch| batch.work(geometry.group(), vectors)).max().unwrap_or(0);
+        (batches, items * u64::from(geometry.kv_heads()))
+    };
+    let (whole, items) = planned(Grain::Whole);
+    if 5 * items >= 4 * items.next_multiple_of(caps.at_once) {
+        return Some(whole);
+    }
+    let (sections, items) = planned(Grain::Section);
+    (2 * items >= caps.at_once).then_some(sections)
 }
 
 /// Plans rows in their order: consecutive rows of one sequence share tiles of up to `rows_per_tile` rows, and a batch

@@ -33,7 +33,8 @@ pub use host::{HostMemory, HostUse, Swap};
 pub(crate) use host::{by_host, sides};
 use ops::{Append, Attend, Fold, Merge, Project, Score, StepMemory, Transfer};
 
-use crate::{Geometry, PageFormat, Result};
+use crate::record::Record;
+use crate::{Dtype, Geometry, PageFormat, Result};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -131,6 +132,10 @@ pub struct Caps {
     /// Sections × KV heads × query tiles from which on `attend` keeps the device busy with a work item for each: see
     /// [`Grain`](crate::attention::Grain).
     pub at_once: u64,
+    /// Query vectors of a work item that shares what it reads of the pages between all of them, for pages and queries like
+    /// these; `None` where the backend has nothing faster for chunks of a prompt than for single rows. Only such items may
+    /// give the states of whole rows.
+    pub prefill: fn(&Record, Dtype) -> Option<u32>,
     /// Whether page moves on one stream run beside kernels on another.
     pub overlap: bool,
     /// Formats that each operation handles.

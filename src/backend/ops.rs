@@ -11,7 +11,7 @@ use super::params::{AppendRun, FoldRow, MergeRow, Move, Row, Tile};
 pub use super::view::View;
 pub(crate) use super::view::{check_outputs, check_sum, copy_sides, on_device, range};
 use super::{Caps, DeviceBuffer};
-use crate::attention::{Grain, SECTION, state_words};
+use crate::attention::{Grain, state_words};
 use crate::record::Record;
 use crate::{Error, Result};
 
@@ -243,6 +243,10 @@ impl<Buf: DeviceBuffer> Attend<'_, Buf> {
             return Err(Error::Scale { scale: self.scale });
         }
         Channels::validate(self.channels, "attend", &self.record, caps)?;
+        if self.grain == Grain::Whole && (caps.prefill)(&self.record, self.q.dtype).is_none() {
+            let format = format!("{} pages, states of rows", self.record.format().name());
+            return Err(Error::Unsupported { backend: caps.backend, operation: "attend", format });
+        }
         let geometry = self.record.geometry();
         let shape = [self.rows.len() as u64, geometry.q_heads().into(), geometry.k_dim().into()];
         self.q.validate("Q", shape, caps)?;
@@ -318,7 +322,7 @@ pub struct Merge<'a, Buf> {
 impl<Buf: DeviceBuffer> Merge<'_, Buf> {
     /// States of a section.
     pub fn section(&self) -> u32 {
-        SECTION / self.grain.splits()
+        self.grain.states_of_a_section()
     }
 
     /// Checks shapes, ranges and devices.

@@ -30,6 +30,8 @@ pub(super) struct Ask {
     pub(super) grain: Grain,
     /// Splits or sections a tile may hold, where fewer than all.
     pub(super) tile_splits: Option<u32>,
+    /// Whether tiles have as many rows as the backend's work items for chunks of prompts, where it has such.
+    pub(super) chunks: bool,
 }
 
 impl Ask {
@@ -47,6 +49,7 @@ impl Ask {
             max_states: 1 << 20,
             grain: Grain::Split,
             tile_splits: None,
+            chunks: false,
         }
     }
 

@@ -5,7 +5,7 @@ use super::bench::{Bench, Layout};
 use super::check::{Check, Failure};
 use super::values::Rng;
 use crate::Dtype;
-use crate::attention::{Grain, SECTION};
+use crate::attention::Grain;
 use crate::backend::Backend;
 use crate::backend::ops::Merge;
 use crate::backend::params::MergeRow;
@@ -63,7 +63,7 @@ impl Fold<'_> {
         grain: Grain,
     ) -> Result<Answer, Failure> {
         let states = bench.words("states", &words(self.states, self.dim))?;
-        let section = SECTION / grain.splits();
+        let section = grain.states_of_a_section();
         let rows = self.rows.iter().map(|row| MergeRow { before: (row.state + row.states) % section, ..*row });
         let rows: Vec<MergeRow> = rows.collect();
         let shape = [self.rows.len(), self.heads, self.dim];

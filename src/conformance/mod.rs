@@ -23,6 +23,7 @@ mod attend;
 mod bench;
 mod cache;
 mod check;
+mod chunks;
 mod fold;
 mod host;
 mod identity;
@@ -199,7 +200,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
     streams::cases(&mut list);
     host::cases(&mut list);
     type Group<B> = fn(&mut Cases<B>, PageFormat);
-    let groups: [Group<B>; 17] = [
+    let groups: [Group<B>; 18] = [
         append::cases,
         append_edges::cases,
         transfer::cases,
@@ -208,6 +209,7 @@ pub fn cases<B: Backend>() -> Vec<Case<B>> {
         queue::cases,
         identity::cases,
         sections::cases,
+        chunks::cases,
         int8::cases,
         real::cases,
         large::cases,

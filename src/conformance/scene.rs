@@ -117,7 +117,11 @@ impl<B: Backend> Scene<B> {
     pub(super) fn plan(&self, backend: &B, ask: &Ask) -> Vec<Batch> {
         let visible = |see: &See| Visible { table: self.table_at[see.sequence], start: see.start, end: see.end };
         let rows: Vec<_> = ask.rows.iter().map(visible).collect();
-        let tile = backend.caps().rows_per_tile(&self.geometry);
+        let chunks = (backend.caps().prefill)(&self.pages.record, ask.q.dtype).filter(|_| ask.chunks);
+        let tile = match chunks {
+            Some(vectors) => (vectors / self.geometry.group()).max(1),
+            None => backend.caps().rows_per_tile(&self.geometry),
+        };
         let mut batches = plan(&rows, tile, ask.max_states, ask.grain);
         if let Some(splits) = ask.tile_splits {
             batches.iter_mut().for_each(|batch| batch.tiles = cut(&batch.tiles, splits));

@@ -2,11 +2,11 @@
 
 use super::calibration::channels_of;
 use super::{PagedStore, Sequence};
-use crate::attention::{Batch, Grain, Visible, plan, plan_for};
+use crate::attention::{Batch, Grain, Visible, plan, plan_chunks};
 use crate::backend::ops::{self, Arena, View};
 use crate::backend::params::{FoldRow, Tile};
 use crate::backend::{Backend, Caps};
-use crate::{Error, Geometry, Result};
+use crate::{Dtype, Error, Geometry, Result};
 
 /// Consecutive query rows of one sequence, and what they see of it.
 #[derive(Debug, Clone, Copy)]
@@ -127,7 +127,7 @@ impl<B: Backend> PagedStore<B> {
             let pages = &mut self.sequences.get_mut(&rows.seq.id()).expect("looked up before")[layer];
             self.pool.upload_table(pages)?;
         }
-        for batch in self.batches(&self.visible(layer, query)) {
+        for batch in self.batches(&self.visible(layer, query), query.q.dtype) {
             self.enqueue_attend(layer, query, &batch, &batch.tiles)?;
             self.enqueue_merge(query, &batch)?;
         }
@@ -159,9 +159,9 @@ impl<B: Backend> PagedStore<B> {
         rows.collect()
     }
 
-    /// The plan of a call: of sections, where there are enough of them.
-    pub(crate) fn batches(&self, visible: &[Visible]) -> Vec<Batch> {
-        plan_for(visible, self.geometry(), self.pool.backend.caps(), self.max_states())
+    /// The plan of a call with queries of type `q`.
+    pub(crate) fn batches(&self, visible: &[Visible], q: Dtype) -> Vec<Batch> {
+        plan_chunks(visible, &self.record, q, self.pool.backend.caps(), self.max_states())
     }
 
     /// The plan of a call whose states cover what `grain` says.

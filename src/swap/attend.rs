@@ -43,8 +43,11 @@ impl<B: Backend> HighSpeedSwap<B> {
         let visible = self.store.visible(layer, query);
         let missing = self.is_anything_missing(layer, query);
         // Sections may be longer than what fits beside what is pinned.
-        let batches =
-            if missing { self.store.batches_of(&visible, Grain::Split) } else { self.store.batches(&visible) };
+        let batches = if missing {
+            self.store.batches_of(&visible, Grain::Split)
+        } else {
+            self.store.batches(&visible, query.q().dtype)
+        };
         // Rows of one sequence in several batches would stream its pages once for each of them.
         let again = batches.windows(2).any(|pair| {
             pair[1].tiles.first().is_some_and(|tile| pair[0].tiles.last().is_some_and(|last| last.table == tile.table))
@@ -84,8 +87,9 @@ impl<B: Backend> HighSpeedSwap<B> {
                 cast.needs.push(Need { splits: tile.split * each..tile.split * each, pages });
                 cast.ids.len() - 1
             });
-            let splits = &mut cast.needs[sequence].splits;
-            *splits = splits.start.min(tile.split * each)..splits.end.max((tile.split + tile.splits) * each);
+            let Need { splits, pages } = &mut cast.needs[sequence];
+            let end = ((tile.split + tile.splits) * each).min(pages.div_ceil(SPLIT / self.geometry().page_tokens()));
+            *splits = splits.start.min(tile.split * each)..splits.end.max(end);
         }
         cast
     }

@@ -30,6 +30,8 @@ void wait_batches() {
 
 inline float power_of_two(float x) { return x < -126 ? 0.0f : exp2f(x); }
 
+inline void sync_block() { __syncthreads(); }
+
 inline void clear_shared(u32 at) { memset(emulated_shared(at), 0, 16); }
 
 inline float load_shared(u32 at) {
@@ -139,4 +141,5 @@ inline void release_next() {}
 inline void await_previous() {}
 inline u64 soon_policy() { return 0; }
 inline void store_for_next(float* to, float x, u64) { *to = x; }
+inline void store_for_next(float2* to, float2 x, u64) { *to = x; }
 inline void store_for_next(float4* to, float4 x, u64) { *to = x; }

@@ -49,6 +49,7 @@ impl CpuBackend {
             memory_bytes: None,
             query_tile: 32,
             at_once: 4 * threads,
+            prefill: |_, _| None,
             overlap: false,
             formats: Operation::formats,
             limits: vec![("threads", threads)],

@@ -30,6 +30,12 @@ const MMA_FORMATS: [PageFormat; 3] = [PageFormat::F16, PageFormat::Bf16, PageFor
 /// A warp for a split there or one for each of its groups, a warp for a section or one for each of its splits: the ends of the
 /// functions' names, and the warps of a block.
 const MMA_KINDS: [(&str, u32); 4] = [("1", 1), ("4", 4), ("section_1", 1), ("section_4", 4)];
+/// `PREFILL_KINDS` of `kernels/attend_prefill.cu`: warps of a block and its bytes of shared memory, the larger first.
+const PREFILL_KINDS: [(u32, u32); 2] = [(8, 166_912), (4, 101_376)];
+/// Query vectors of a warp there: `TILES` × `COLUMNS`.
+const PREFILL_VECTORS: u32 = 16;
+/// Query vectors of a tile from which on that is what computes.
+const PREFILL_FROM: u64 = 64;
 /// `RING_BYTES` of `kernels/ring.cuh`.
 const RING_BYTES: u32 = 24576;
 /// `COLUMNS` of `kernels/columns.cuh`.
@@ -44,6 +50,45 @@ pub(super) struct AttendFunctions {
     any: Vec<[CudaFunction; QUERY_TILES.len()]>,
     /// Of `attend_mma.cu` and, last, `attend_mma_int8.cu`, by elements of a head, then by kind.
     mma: [[[CudaFunction; MMA_KINDS.len()]; MMA_DIMS.len()]; MMA_FORMATS.len()],
+    /// Of `attend_prefill.cu`, where the device can run it.
+    prefill: Option<PrefillFunctions>,
+}
+
+/// By the native ones of `MMA_FORMATS`, then by elements of a head.
+struct PrefillFunctions {
+    functions: [[CudaFunction; MMA_DIMS.len()]; 2],
+    warps: u32,
+    shared: u32,
+}
+
+/// The kind for devices whose blocks have up to `shared` bytes of shared memory.
+fn prefill_kind(shared: u64) -> Option<(u32, u32)> {
+    PREFILL_KINDS.into_iter().find(|&(_, bytes)| u64::from(bytes) <= shared)
+}
+
+/// [`Caps::prefill`](crate::backend::Caps::prefill) of such devices.
+pub(super) fn prefill_of(shared: u64) -> fn(&Record, Dtype) -> Option<u32> {
+    fn vectors(record: &Record, q: Dtype, warps: u32) -> Option<u32> {
+        let native = record.format().dtype() == Some(q);
+        (native && mma_of(record, q).is_some()).then_some(warps * PREFILL_VECTORS)
+    }
+    match prefill_kind(shared) {
+        Some((8, _)) => |record, q| vectors(record, q, 8),
+        Some(_) => |record, q| vectors(record, q, 4),
+        None => |_, _| None,
+    }
+}
+
+/// Where the functions on tensor cores that take these pages and queries are. They round neither: over native pages a query is
+/// what a page could hold, so its type must be the page's.
+fn mma_of(record: &Record, q: Dtype) -> Option<(usize, usize)> {
+    let format = MMA_FORMATS.iter().position(|&format| format == record.format())?;
+    if record.format().dtype().is_some_and(|dtype| dtype != q) {
+        return None;
+    }
+    let geometry = record.geometry();
+    let dim = MMA_DIMS.iter().position(|&dim| [geometry.k_dim(), geometry.v_dim()] == [dim; 2])?;
+    Some((format, dim))
 }
 
 /// A function and what a block of it is.
@@ -55,7 +100,13 @@ struct Choice<'a> {
 }
 
 impl AttendFunctions {
-    pub(super) fn load(any: &Arc<CudaModule>, mma: &Arc<CudaModule>, mma_int8: &Arc<CudaModule>) -> Result<Self> {
+    /// The modules of the four files; `shared` is how many bytes of shared memory a block may have.
+    pub(super) fn load([any, mma, mma_int8, prefill]: [&Arc<CudaModule>; 4], shared: u64) -> Result<Self> {
+        let with_shared = |module, name: &str, bytes: u32| {
+            let function = function(module, name)?;
+            let set = function.set_attribute(SHARED_BYTES, bytes as i32);
+            set.map_err(super::failed("cuFuncSetAttribute")).map(|()| function)
+        };
         let by_tile = |format: PageFormat| {
             let [a, b, c] = QUERY_TILES.map(|q| function(any, &format!("attend_{}_{q}", format.name())));
             Ok([a?, b?, c?])
@@ -63,9 +114,7 @@ impl AttendFunctions {
         let by_kind = |format: PageFormat, dim: u32| {
             let module = if format.is_quantized() { mma_int8 } else { mma };
             let load = |(kind, warps): (&str, u32)| {
-                let function = function(module, &format!("attend_{}_{dim}_{kind}", format.name()))?;
-                let set = function.set_attribute(SHARED_BYTES, (warps * RING_BYTES) as i32);
-                set.map_err(super::failed("cuFuncSetAttribute")).map(|()| function)
+                with_shared(module, &format!("attend_{}_{dim}_{kind}", format.name()), warps * RING_BYTES)
             };
             let [a, b, c, d] = MMA_KINDS.map(load);
             Ok::<_, Error>([a?, b?, c?, d?])
@@ -76,23 +125,21 @@ impl AttendFunctions {
         };
         let any = PageFormat::ALL.into_iter().map(by_tile).collect::<Result<_>>()?;
         let [f16, bf16, int8] = MMA_FORMATS.map(by_dim);
-        Ok(AttendFunctions { any, mma: [f16?, bf16?, int8?] })
-    }
-
-    /// The functions on tensor cores that take these pages and queries, by kind. They round neither: over native pages a query
-    /// is what a page could hold, so its type must be the page's.
-    fn on_tensor_cores(&self, record: &Record, q: Dtype) -> Option<&[CudaFunction; MMA_KINDS.len()]> {
-        let format = MMA_FORMATS.iter().position(|&format| format == record.format())?;
-        if record.format().dtype().is_some_and(|dtype| dtype != q) {
-            return None;
-        }
-        let geometry = record.geometry();
-        let dim = MMA_DIMS.iter().position(|&dim| [geometry.k_dim(), geometry.v_dim()] == [dim; 2])?;
-        Some(&self.mma[format][dim])
+        let prefill = prefill_kind(shared).map(|(warps, shared)| {
+            let load = |format: PageFormat, dim| {
+                with_shared(prefill, &format!("attend_prefill_{}_{dim}_{warps}", format.name()), shared)
+            };
+            let [f16, bf16] = [PageFormat::F16, PageFormat::Bf16].map(|format| {
+                let [small, large] = MMA_DIMS.map(|dim| load(format, dim));
+                Ok::<_, Error>([small?, large?])
+            });
+            Ok::<_, Error>(PrefillFunctions { functions: [f16?, bf16?], warps, shared })
+        });
+        Ok(AttendFunctions { any, mma: [f16?, bf16?, int8?], prefill: prefill.transpose()? })
     }
 
     /// The function for tiles of up to `vectors` query vectors, more than a block takes being several blocks. Which of the
-    /// two files computes follows from the pages' format and dims and the queries' type alone; the rest changes no bit.
+    /// files computes follows from the pages' format and dims and the queries' type alone; the rest changes no bit.
     fn choose(
         &self,
         record: &Record,
@@ -102,11 +149,17 @@ impl AttendFunctions {
         blocks: impl FnOnce(u32) -> u64,
         processors: u64,
     ) -> Choice<'_> {
-        if let Some(functions) = self.on_tensor_cores(record, q) {
+        if let Some((format, dim)) = mma_of(record, q) {
+            let many = grain == Grain::Whole || vectors >= PREFILL_FROM;
+            if let Some(prefill) = self.prefill.as_ref().filter(|prefill| many && format < prefill.functions.len()) {
+                let (function, query_tile) = (&prefill.functions[format][dim], prefill.warps * PREFILL_VECTORS);
+                return Choice { function, query_tile, threads: 32 * prefill.warps, shared: prefill.shared };
+            }
+            let functions = &self.mma[format][dim];
             // With no more blocks than run at a time, one warp each would leave much of the device idle.
             let kind = match (grain, blocks(COLUMNS)) {
                 (Grain::Split, blocks) => usize::from(blocks <= 2 * processors),
-                (Grain::Section, blocks) => 2 + usize::from(blocks < 3 * processors),
+                (_, blocks) => 2 + usize::from(blocks < 3 * processors),
             };
             let (function, warps) = (&functions[kind], MMA_KINDS[kind].1);
             return Choice { function, query_tile: COLUMNS, threads: 32 * warps, shared: warps * RING_BYTES };

@@ -98,6 +98,7 @@ pub(super) fn caps(
         query_tile,
         // A section of a multiprocessor may have four warps.
         at_once: processors,
+        prefill: super::attend::prefill_of(shared),
         overlap: true,
         formats,
         limits,

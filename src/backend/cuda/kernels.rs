@@ -73,14 +73,16 @@ impl Kernels {
         let module = |fatbin: &[u8]| context.load_module(Ptx::from_binary(fatbin.to_vec())).map_err(refused);
         let append = module(fatbin!("append"))?;
         let merge = module(fatbin!("merge"))?;
-        let attend = AttendFunctions::load(
-            &module(fatbin!("attend"))?,
-            &module(fatbin!("attend_mma"))?,
-            &module(fatbin!("attend_mma_int8"))?,
-        )?;
         let (project, score) = (module(fatbin!("project"))?, module(fatbin!("score"))?);
         let [first, second, third] = MERGE_BATCHES.map(|batch| function(&merge, &format!("merge_{batch}")));
         let limit = |attribute| context.attribute(attribute).map_err(failed("cuDeviceGetAttribute"));
+        let attend = [
+            &module(fatbin!("attend"))?,
+            &module(fatbin!("attend_mma"))?,
+            &module(fatbin!("attend_mma_int8"))?,
+            &module(fatbin!("attend_prefill"))?,
+        ];
+        let shared = limit(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
         Ok(Kernels {
             append: function(&append, "append")?,
             append_int8: function(&append, "append_int8")?,
@@ -95,7 +97,7 @@ impl Kernels {
             append_project: function(&project, "append_project")?,
             project_queries: function(&score, "project_queries")?,
             score: function(&score, "score")?,
-            attend,
+            attend: AttendFunctions::load(attend, u64::try_from(shared).unwrap_or(0))?,
             multiprocessors: limit(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1) as u64,
             early: limit(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? >= 9,
         })

@@ -216,6 +216,7 @@ fn caps(limits: &Limits, adapter: String) -> Caps {
         memory_bytes: None,
         query_tile: QUERY_TILE,
         at_once: AT_ONCE,
+        prefill: |_, _| None,
         overlap: false,
         formats: Operation::formats,
         limits: shown,

@@ -43,7 +43,7 @@ impl WindowPlan {
         let start = self.window.map_or(0, |window| end.saturating_sub(window));
         let split = start / grain.tokens();
         let states = grain.states(start, end);
-        let before = split % (SECTION / grain.splits());
+        let before = split % grain.states_of_a_section();
         let state = most.state;
         (Tile { table, split, ..tile }, Row { start, end, state, split }, MergeRow { state, states, before })
     }
@@ -51,7 +51,7 @@ impl WindowPlan {
     /// The most states that a row of a batch may come to, with those of its first section before them.
     pub(super) fn most_states(&self, batch: &Batch) -> u32 {
         let states = batch.merge.iter().map(|merge| merge.states).max().unwrap_or(0);
-        if self.window.is_some() { states + SECTION / batch.grain.splits() - 1 } else { states }
+        if self.window.is_some() { states + batch.grain.states_of_a_section() - 1 } else { states }
     }
 }
 

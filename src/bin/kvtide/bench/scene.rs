@@ -4,7 +4,7 @@ use super::cast::Cast;
 use super::timer::Timer;
 use super::{natural, noise, tensor};
 use anyhow::Context;
-use kvtide::attention::{Batch, Visible, plan_for, state_words};
+use kvtide::attention::{Batch, Visible, plan_chunks, state_words};
 use kvtide::backend::ops::{Append, Arena, Attend, Channels, Merge};
 use kvtide::backend::params::AppendRun;
 use kvtide::backend::{DeviceMemory, DeviceStream};
@@ -149,12 +149,12 @@ impl Scene {
             .flat_map(|seq| (1..=rows).map(move |row| (seq, row)))
             .map(|(seq, row)| Visible { table: seq * pages, start: 0, end: self.tokens - rows + row })
             .collect();
+        let (dtype, q_heads, v_dim) = (natural(self.record.format()), geometry.q_heads(), geometry.v_dim());
         let state_bytes = u64::from(geometry.q_heads()) * u64::from(state_words(geometry.v_dim())) * 4;
         let most = (StoreConfig::default().state_bytes / state_bytes).max(1) as u32;
-        let batches = plan_for(&visible, geometry, device.caps(), most);
+        let batches = plan_chunks(&visible, &self.record, dtype, device.caps(), most);
         let states = batches.iter().map(|batch| u64::from(batch.states)).max().unwrap_or(0) * state_bytes;
         let count = visible.len() as u64;
-        let (dtype, q_heads, v_dim) = (natural(self.record.format()), geometry.q_heads(), geometry.v_dim());
         let q = tensor(device, dtype, count, [q_heads, geometry.k_dim()], 3)?;
         let bytes = count * u64::from(q_heads) * u64::from(v_dim) * dtype.bytes();
         let out = View::dense(device.alloc("bench output", bytes)?, dtype, q_heads, v_dim);
