@@ -18,7 +18,7 @@ struct Block {
     static constexpr int ALL = WARPS * VECTORS;
     static constexpr bool STAGGERED = WARPS > 4;
     static constexpr int AHEAD = STAGGERED ? 2 : 1;  // groups that are on their way
-    static constexpr int COMING = 4;                 // groups whose runs are known
+    static constexpr int COMING = AHEAD + 3;         // groups whose runs are known: to others, after they have met
     static constexpr u32 STAGE = 2 * GROUP * 2 * DIM;
     static constexpr u32 STAGES_BYTES = (AHEAD + 1) * STAGE;
 
@@ -170,15 +170,16 @@ __device__ __forceinline__ void fold_split(BLOCK& block, VectorState<DIM>& sum, 
     float4& sums = block.sums[warp][lane / 4];
     auto& mine = block.o[warp];
     if (!first) {
-        VectorState<DIM> total;
-        total.m[0] = sums.x, total.m[1] = sums.y, total.l[0] = sums.z, total.l[1] = sums.w;
+        float m[2] = {sums.x, sums.y}, l[2] = {sums.z, sums.w};
+        const Fold fold(m, l, sum.m, sum.l);
 #pragma unroll
         for (int i = 0; i < DIM / 8; ++i) {
             const float4 o = mine[i][lane];
-            total.o[i][0] = o.x, total.o[i][1] = o.y, total.o[i][2] = o.z, total.o[i][3] = o.w;
+            const float earlier[4] = {o.x, o.y, o.z, o.w};
+            fold.onto(earlier, sum.o[i]);
         }
-        fold(total, sum);
-        sum = total;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) sum.m[r] = m[r], sum.l[r] = l[r];
     }
     if (last) return;
 #pragma unroll
@@ -196,23 +197,28 @@ __device__ __forceinline__ void fold_section(const BLOCK& block, VectorState<DIM
     const u32 state[2] = {block.state[mine], block.state[mine + 8]};
     const u64 policy = soon_policy();
     if (!first) {
-        VectorState<DIM> total;
-        total.clear();
+        float m[2] = {-FLT_MAX, -FLT_MAX}, l[2] = {0, 0};
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             if (seen.from[r] >= seen.to[r]) continue;
-            const float* from = states + state[r];
-#pragma unroll
-            for (int i = 0; i < DIM / 8; ++i) {
-                const float2 two = *reinterpret_cast<const float2*>(from + 8 * i + 2 * (lane % 4));
-                total.o[i][2 * r] = two.x, total.o[i][2 * r + 1] = two.y;
-            }
-            total.m[r] = from[DIM];
-            total.l[r] = from[DIM + 1];
+            m[r] = states[state[r] + DIM];
+            l[r] = states[state[r] + DIM + 1];
         }
         __syncwarp();  // all have read the maxima and sums, which one of them will write
-        fold(total, sum);
-        sum = total;
+        const Fold fold(m, l, sum.m, sum.l);
+#pragma unroll
+        for (int i = 0; i < DIM / 8; ++i) {
+            float earlier[4] = {};
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                if (seen.from[r] >= seen.to[r]) continue;
+                const float2 two = *reinterpret_cast<const float2*>(states + state[r] + 8 * i + 2 * (lane % 4));
+                earlier[2 * r] = two.x, earlier[2 * r + 1] = two.y;
+            }
+            fold.onto(earlier, sum.o[i]);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) sum.m[r] = m[r], sum.l[r] = l[r];
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -228,20 +234,41 @@ __device__ __forceinline__ void fold_section(const BLOCK& block, VectorState<DIM
     __syncwarp();
 }
 
-// Starts the copies of group `group`, keys and then values, to `at`.
-template <int DIM, int WARPS, class BLOCK>
-__device__ __forceinline__ void load_group(const BLOCK& block, int group, u64 key, u64 value, u32 at) {
-    constexpr u32 CHUNKS = DIM / 8, ROWS = 32 * WARPS / CHUNKS;  // rows that the block copies at a time
-    const u32 row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
-#pragma unroll
-    for (u32 i = 0; i < GROUP; i += ROWS) {
-        const u32 mine = i + row;
-        const u64 run = block.runs[group % BLOCK::COMING][mine / RUN] + mine % RUN * (2 * DIM) + chunk * 16;
-        const u32 to = at + mine * (2 * DIM) + (chunk ^ mine % 8) * 16;
-        copy_async(to, run + key);
-        copy_async(to + GROUP * 2 * DIM, run + value);
+// This thread's part in the copies of groups: a chunk of a row of some runs, of keys and of values.
+template <int DIM, int WARPS>
+struct Copies {
+    static constexpr u32 CHUNKS = DIM / 8, ROWS = 32 * WARPS / CHUNKS;  // rows that the block copies at a time
+    static constexpr int COUNT = GROUP / ROWS;
+    static_assert(ROWS % RUN == 0, "the same row of a run each time");
+
+    u64 key, value_after;  // from a run's place to the key, and from there to the value
+    u32 run, at;           // the first of its runs, and where its chunk goes in a stage
+    u64 from[COUNT];
+
+    __device__ __forceinline__ Copies(const RecordParams& record, u32 kv_head) {
+        const u32 row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+        key = key_at(record, kv_head, 0) + row % RUN * (2 * DIM) + chunk * 16;
+        value_after = value_at(record, kv_head, 0) - key_at(record, kv_head, 0);
+        run = row / RUN;
+        at = row * (2 * DIM) + (chunk ^ row % 8) * 16;
     }
-}
+
+    // Looks up where a group is, whose runs are `runs`.
+    __device__ __forceinline__ void find(const u64 (&runs)[GROUP / RUN]) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) from[i] = runs[run + i * (ROWS / RUN)];
+    }
+
+    // Starts the copies to `stage`, keys and then values.
+    __device__ __forceinline__ void start(u32 stage) const {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const u32 to = stage + at + i * (ROWS * 2 * DIM);
+            copy_async(to, from[i] + key);
+            copy_async(to + GROUP * 2 * DIM, from[i] + key + value_after);
+        }
+    }
+};
 
 // Where the runs of groups are: the first lanes of the first warp say it, a group after the other.
 template <class BLOCK>
@@ -341,14 +368,15 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
 
     const u32* table = tables + tile.table + (u64(part) << p.split_shift >> p.record.page_shift);
     Runs<Shared> runs = {block, p, arena, table, from, to, 2 * DIM};
-    const u64 key = key_at(p.record, kv_head, 0), value = value_at(p.record, kv_head, 0);
+    Copies<DIM, WARPS> copies(p.record, kv_head);
     if (from < to) runs.start(begin);
     __syncthreads();
     if (from >= to) return;
     u32 at = stages, next = stages + AHEAD * STAGE;
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) {
-        if (begin + i < end) load_group<DIM, WARPS>(block, begin + i, key, value, stages + i * STAGE);
+        copies.find(block.runs[(begin + i) % Shared::COMING]);
+        if (begin + i < end) copies.start(stages + i * STAGE);
         end_batch();
     }
     wait_batches<AHEAD - 1>();
@@ -358,9 +386,10 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
     // they begin it, the late ones, which have it already, when they know its weights.
     const bool late = Shared::STAGGERED && warp >= WARPS / 2;
     const auto meet = [&](int group) {
+        copies.find(block.runs[(group + AHEAD) % Shared::COMING]);
         wait_batches<0>();
         sync_block();
-        if (group + AHEAD < end) load_group<DIM, WARPS>(block, group + AHEAD, key, value, next);
+        if (group + AHEAD < end) copies.start(next);
         end_batch();
         next = next + STAGE == stages_end ? stages : next + STAGE;
         runs.next(group + Shared::COMING - 1);

@@ -47,19 +47,23 @@ struct Fold {
         }
     }
 
+    // `o` becomes its fold with `part`.
     __device__ __forceinline__ void operator()(float (&o)[4], const float (&part)[4]) const {
 #pragma unroll
         for (int e = 0; e < 4; ++e)
-            if (some[e / 2]) o[e] = __fmaf_rn(o[e], mine[e / 2], __fmul_rn(part[e], theirs[e / 2]));
+            if (some[e / 2]) o[e] = folded(o[e], part[e], e / 2);
+    }
+
+    // `part` becomes the fold of `o` with it.
+    __device__ __forceinline__ void onto(const float (&o)[4], float (&part)[4]) const {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) part[e] = some[e / 2] ? folded(o[e], part[e], e / 2) : o[e];
+    }
+
+    __device__ __forceinline__ float folded(float o, float part, int r) const {
+        return __fmaf_rn(o, mine[r], __fmul_rn(part, theirs[r]));
     }
 };
-
-template <int DIM>
-__device__ __forceinline__ void fold(VectorState<DIM>& sum, const VectorState<DIM>& part) {
-    const Fold fold(sum.m, sum.l, part.m, part.l);
-#pragma unroll
-    for (int i = 0; i < DIM / 8; ++i) fold(sum.o[i], part.o[i]);
-}
 
 // Scores of a group become weights: columns are tokens.
 template <bool WHOLE>
