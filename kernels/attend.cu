@@ -368,6 +368,7 @@ __device__ __forceinline__ void attend(const AttendParams& p, const Arena& arena
              float* states, const u32 vector_tiles, const __grid_constant__ Arena arena,                               \
              const __grid_constant__ AttendDescriptors descriptors) {                                                  \
         __shared__ Shared<FORMAT, Q> shared;                                                                           \
+        await_previous();                                                                                              \
         const u64 total = u64(p.items) * p.record.kv_heads * vector_tiles;                                             \
         for (u64 work = blockIdx.x; work < total; work += gridDim.x) {                                                 \
             attend<FORMAT, Q>(p, arena, shared, descriptors, tables, q, channels, states, vector_tiles, work);         \

@@ -74,6 +74,7 @@ __device__ __forceinline__ void give(const Columns& columns, const State<DIM>& t
              float* states, const u32 vector_tiles, const __grid_constant__ Arena arena,                               \
              const __grid_constant__ AttendDescriptors descriptors) {                                                  \
         extern __shared__ __align__(1024) unsigned char rings[];                                                       \
+        await_previous();                                                                                              \
         const u64 total = u64(p.items) * p.record.kv_heads * vector_tiles;                                             \
         for (u64 work = blockIdx.x; work < total; work += gridDim.x)                                                   \
             attend<__VA_ARGS__, Share<WARPS, SPLITS>>(p, arena, descriptors, tables, q, channels, states,              \

@@ -200,4 +200,54 @@ mod tests {
             assert_eq!(next, 100);
         }
     }
+
+    /// A device that takes 128 vectors of a chunk at a time and is full with ten work items.
+    fn plan_of_chunks(rows: &[Visible], max_states: u32) -> Vec<Batch> {
+        let geometry = Geometry::new(1, 8, 2, 128).format(crate::PageFormat::Bf16);
+        let record = Record::new(geometry);
+        let cpu = crate::backend::cpu::CpuBackend::new();
+        let mut caps = crate::backend::Backend::caps(&cpu).clone();
+        (caps.query_tile, caps.at_once) = (8, 10);
+        caps.prefill = |_, q| (q == Dtype::Bf16).then_some(128);
+        plan_chunks(rows, &record, Dtype::Bf16, &caps, max_states)
+    }
+
+    #[test]
+    fn chunks_have_batches_of_their_own() {
+        let chunk = |table, len: u32| (0..320).map(move |row| Visible { table, start: 0, end: len - 319 + row });
+        let rows: Vec<_> = [decode(0, 9000), decode(100, 5000)].into_iter().chain(chunk(200, 3000)).collect();
+        let rows: Vec<_> = rows.into_iter().chain(chunk(300, 700)).chain([decode(400, 7)]).collect();
+        let batches = plan_of_chunks(&rows, 10_000);
+        let grains: Vec<_> = batches.iter().map(|b| (b.first_row, b.rows.len(), b.grain)).collect();
+        assert_eq!(grains, [(0, 2, Grain::Section), (2, 640, Grain::Whole), (642, 1, Grain::Split)]);
+        let tiles: Vec<_> = batches[1].tiles.iter().map(|t| (t.table, t.rows, t.split, t.splits)).collect();
+        assert_eq!(tiles[..10], [(200, 32, 0, 1); 10]);
+        assert_eq!(tiles[10..], [(300, 32, 0, 1); 10]);
+        assert_eq!(batches[1].states, 640);
+    }
+
+    #[test]
+    fn chunks_too_short_for_whole_rows_are_cut_at_sections() {
+        let chunk = |rows: u32, len: u32| (0..rows).map(|row| decode(5, len + 1 - rows + row)).collect::<Vec<_>>();
+        let of = |rows, len| plan_of_chunks(&chunk(rows, len), 10_000)[0].clone();
+        assert_eq!((of(40, 9000).grain, of(40, 9000).tiles.len()), (Grain::Section, 2));
+        // Neither fills the device: as if it were no chunk.
+        assert_eq!((of(32, 700).grain, of(32, 700).tiles.len()), (Grain::Section, 16));
+        assert_eq!(of(15, 9000).tiles[0].rows, 2);
+    }
+
+    #[test]
+    fn batches_of_chunks_cover_every_row_once_whatever_the_states() {
+        let rows: Vec<_> = (0..700).map(|i| decode(i / 140 * 1000, 1 + i % 140 * 50)).collect();
+        for max in [1, 33, 400, 100_000] {
+            let batches = plan_of_chunks(&rows, max);
+            let mut next = 0;
+            for batch in &batches {
+                assert_eq!(batch.first_row, next);
+                next += batch.rows.len();
+                assert!(batch.states <= max || batch.rows.len() == 1, "{} states", batch.states);
+            }
+            assert_eq!(next, 700);
+        }
+    }
 }

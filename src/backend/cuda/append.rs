@@ -106,7 +106,7 @@ pub(super) fn append_step(
     // SAFETY: the parameters of these functions in kernels/append.cu; views, channels, counter and the places of descriptors
     // were validated, and what tables and rows say is the store's to keep valid. Every block waits before it touches
     // anything but descriptors and tables, which come from a copy that has ended when the kernel starts.
-    unsafe { kernels.launch_early(function, stream, blocks, THREADS, &mut list) }
+    unsafe { kernels.launch_early(function, stream, blocks, (THREADS, 0), &mut list) }
 }
 
 /// Blocks that cover a run of so many tokens.

@@ -1,6 +1,6 @@
 //! How is `attend` launched? A block for each work item, KV head and group of query vectors.
 
-use super::kernels::{ArenaArg, Descriptors, Kernels, arg, channels_address, function, launch_with};
+use super::kernels::{ArenaArg, Descriptors, Kernels, arg, channels_address, function};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
 use crate::attention::{Grain, SECTION, SPLIT, state_words};
@@ -231,7 +231,7 @@ pub(super) fn attend(
         arg(&descriptors),
     ];
     let block = (choice.threads, choice.shared);
-    // SAFETY: the parameters of every `attend_…` in kernels/attend.cu, attend_mma.cu and attend_mma_int8.cu; tiles, rows,
-    // queries, channels and states were validated, and table entries are the store's to keep valid.
-    unsafe { launch_with(choice.function, stream, blocks(choice.query_tile), block, list) }
+    // SAFETY: the parameters of every `attend_…` in kernels/attend.cu and attend_….cu; tiles, rows, queries, channels and
+    // states were validated, and table entries are the store's to keep valid. The first thing that a block does is to wait.
+    unsafe { kernels.launch_early(choice.function, stream, blocks(choice.query_tile), block, list) }
 }

@@ -204,7 +204,7 @@ pub(super) unsafe fn launch(
 ///
 /// # Safety
 /// As for [`launch`].
-pub(super) unsafe fn launch_with(
+unsafe fn launch_with(
     function: &CudaFunction,
     stream: &CudaStream,
     blocks: u64,
@@ -227,18 +227,19 @@ impl Kernels {
     /// Launches a kernel whose blocks may come while the kernel ahead of it ends, where the device can do that.
     ///
     /// # Safety
-    /// As for [`launch`]; and the kernel waits (`await_previous` of `kernels/ptx.cuh`) before it touches memory.
+    /// As for [`launch`]; and every block waits (`await_previous` of `kernels/ptx.cuh`) before it touches memory that a
+    /// kernel may have written.
     pub(super) unsafe fn launch_early(
         &self,
         function: &CudaFunction,
         stream: &CudaStream,
         blocks: u64,
-        threads: u32,
+        (threads, shared): (u32, u32),
         args: &mut [*mut c_void],
     ) -> Result<()> {
         if !self.early {
             // SAFETY: the caller vouches for it.
-            return unsafe { launch(function, stream, blocks, threads, args) };
+            return unsafe { launch_with(function, stream, blocks, (threads, shared), args) };
         }
         let Some(blocks) = grid(blocks) else { return Ok(()) };
         let mut early = sys::CUlaunchAttribute {
@@ -253,7 +254,7 @@ impl Kernels {
             blockDimX: threads,
             blockDimY: 1,
             blockDimZ: 1,
-            sharedMemBytes: 0,
+            sharedMemBytes: shared,
             hStream: stream.raw(),
             attrs: &raw mut early,
             numAttrs: 1,

@@ -69,7 +69,7 @@ pub(super) fn merge(
     list.push(arg(&descriptors));
     // SAFETY: the parameters of these functions in kernels/merge.cu; states and views were validated. Before they wait, they
     // read descriptors alone: those in memory come from a copy, which has ended when the kernel starts.
-    unsafe { kernels.launch_early(function, stream, blocks, threads, &mut list) }
+    unsafe { kernels.launch_early(function, stream, blocks, (threads, 0), &mut list) }
 }
 
 /// Launches a validated fold.
