@@ -16,8 +16,11 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     let mut add = |weight, name: &str, run: fn(&B, PageFormat) -> Verdict| {
         list.add(Operation::Attend, format, weight, format!("C1: {name}"), move |b| run(b, format));
     };
-    add(3_000_000, "rows of a chunk of a prompt are what they are alone", chunks);
-    add(1_500_000, "a chunk whose last rows see what is not finite", beside_non_finite);
+    add(1_500_000, "rows of a chunk of a prompt are what they are alone", |b, format| chunks(b, format, SPLIT + 37));
+    add(3_500_000, "rows of a chunk over several sections are what they are alone", |b, format| {
+        chunks(b, format, 2 * TOKENS + SPLIT + 37)
+    });
+    add(700_000, "a chunk whose last rows see what is not finite", beside_non_finite);
 }
 
 /// Tokens of a section.
@@ -42,16 +45,17 @@ fn grains<B: Backend>(backend: &B, scene: &Scene<B>, q: Dtype) -> Vec<Grain> {
 fn answers<B: Backend>(bench: &mut Bench<'_, B>, scene: &Scene<B>, ask: &Ask) -> Result<Vec<super::ask::Answer>> {
     let mut answers = Vec::new();
     for grain in grains(bench.backend, scene, ask.q.dtype) {
-        for max_states in [1 << 20, 7] {
+        for max_states in [1 << 20, 50] {
             answers.push(scene.ask(bench, &Ask { grain, chunks: true, max_states, ..ask.clone() })?);
         }
     }
     Ok(answers)
 }
 
-fn chunks<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
+/// Chunks at the ends of a sequence of 70 tokens and of one of `tokens`.
+fn chunks<B: Backend>(backend: &B, format: PageFormat, tokens: u32) -> Verdict {
     let (mut bench, mut check) = (Bench::new(backend)?, Check::default());
-    let lens = [70, TOKENS + SPLIT + 37];
+    let lens = [70, tokens];
     for geometry in geometries(format) {
         let kv = random_kv(&geometry, Dtype::Bf16, lens.iter().sum(), 31);
         let scene = Scene::new(&mut bench, geometry, &lens, kv, Placement::SHUFFLED)?;
@@ -64,7 +68,7 @@ fn chunks<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
         let asks: [Vec<See>; 4] = [
             tail(0, 70, u32::MAX).collect(),
             tail(1, 41, u32::MAX).collect(),
-            tail(1, 37, 2 * SPLIT + 130).collect(),
+            tail(1, 37, tokens / 2 + 30).collect(),
             // Rows that see little or nothing between others, and a row of another sequence at the end.
             tail(1, 9, 70).chain(tail(1, 9, 0)).chain(tail(1, 30, u32::MAX)).chain(tail(0, 1, 5)).collect(),
         ];
@@ -100,8 +104,8 @@ fn beside_non_finite<B: Backend>(backend: &B, format: PageFormat) -> Verdict {
             }
             tensor
         };
-        for value in [f32::INFINITY, f32::NAN] {
-            let kv = (spoil(clean.0.clone(), value), spoil(clean.1.clone(), value));
+        for (k, v) in [(f32::INFINITY, f32::NAN), (f32::NAN, f32::INFINITY)] {
+            let kv = (spoil(clean.0.clone(), k), spoil(clean.1.clone(), v));
             let scene = Scene::new(&mut bench, geometry, &[tokens], kv, Placement::SHUFFLED)?;
             for got in answers(&mut bench, &scene, &ask)? {
                 for row in (0..rows as usize)

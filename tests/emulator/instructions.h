@@ -3,6 +3,7 @@
 // A copy to a block's memory happens when it is waited for, and its target holds garbage until then.
 #pragma once
 #define KV_PTX
+#include <bit>
 #include <cfloat>
 #include "language.h"
 #include "params.cuh"
@@ -70,16 +71,23 @@ inline u32 transpose(u32 x) {
 // The sum of a product's terms, as tensor cores add: what lies more than 25 bits below the largest term is cut off from each,
 // and what a float does not hold from the sum. (Seen on an H200; the manual leaves it open.)
 inline float emulated_sum(const double (&terms)[17]) {
-    double largest = 0, plain = 0, sum = 0;
-    for (const double term : terms) {
-        largest = std::max(largest, fabs(term));
-        plain += term;
+    int64_t largest = 0;  // by its bits, of which NaN's and infinity's are the largest
+    for (const double term : terms) largest = std::max(largest, std::bit_cast<int64_t>(term) & INT64_MAX);
+    const int64_t exponent = largest >> 52;
+    int units = 0;
+    if (largest > 0 && exponent < 2047) {
+        const double inverse = std::bit_cast<double>((2046 + 25 - exponent) << 52);
+        for (const double term : terms) units += int(term * inverse);
     }
-    if (!(largest > 0 && fabs(plain) <= FLT_MAX)) return float(plain);
-    const double unit = ldexp(1, std::ilogb(largest) - 25);
-    for (const double term : terms) sum += trunc(term / unit) * unit;
+    const double sum = units * std::bit_cast<double>(std::max<int64_t>(exponent - 25, 0) << 52);
+    if (largest == 0 || exponent == 2047 || fabs(sum) > FLT_MAX) {
+        double plain = 0;
+        for (const double term : terms) plain += term;
+        return float(plain);
+    }
     const float nearest = float(sum);
-    return fabs(double(nearest)) > fabs(sum) ? nextafterf(nearest, 0) : nearest;
+    const bool away = fabs(double(nearest)) > fabs(sum);
+    return away ? std::bit_cast<float>(std::bit_cast<u32>(nearest) - 1) : nearest;
 }
 
 // c += a · b over 16 elements.
@@ -91,14 +99,19 @@ void emulated_multiply(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     };
     const void* all = emulator::exchange(mine, sizeof mine);
     const u32 row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4;
-    for (u32 i = 0; i < 4; ++i) {
-        const u32 column = 2 * pair + i % 2;
-        double terms[17] = {c[i]};
-        for (u32 k = 0; k < 16; ++k) {
-            const u32 left = emulator::at<Words>(all, 4 * row + k % 8 / 2).words[i / 2 + k / 8 * 2] >> (16 * (k % 2));
-            const u32 right = emulator::at<Words>(all, 4 * column + k % 8 / 2).words[4 + k / 8] >> (16 * (k % 2));
-            terms[k + 1] = double(FROM(left & 0xffff)) * double(FROM(right & 0xffff));
+    float left[2][16], right[2][16];
+    for (u32 half = 0; half < 2; ++half) {
+        for (u32 k = 0; k < 16; k += 2) {
+            const Words& rows = emulator::at<Words>(all, 4 * row + k % 8 / 2);
+            const Words& columns = emulator::at<Words>(all, 4 * (2 * pair + half) + k % 8 / 2);
+            const u32 a_word = rows.words[half + k / 8 * 2], b_word = columns.words[4 + k / 8];
+            left[half][k] = FROM(a_word & 0xffff), left[half][k + 1] = FROM(a_word >> 16);
+            right[half][k] = FROM(b_word & 0xffff), right[half][k + 1] = FROM(b_word >> 16);
         }
+    }
+    for (u32 i = 0; i < 4; ++i) {
+        double terms[17] = {c[i]};
+        for (u32 k = 0; k < 16; ++k) terms[k + 1] = double(left[i / 2][k]) * double(right[i % 2][k]);
         c[i] = emulated_sum(terms);
     }
 }
