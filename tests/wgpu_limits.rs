@@ -218,6 +218,47 @@ fn streams_and_events_of_another_device_are_refused() {
 
 /// Uploads of every size, through the ring and past it, land in the order of the calls.
 #[test]
+fn events_of_a_timed_stream_tell_how_long_work_took() {
+    use std::time::{Duration, Instant};
+    use wgpu::Features;
+    on_adapters(|adapter| {
+        let backend = WgpuBackend::open_adapter(adapter).unwrap();
+        let bytes = 64 << 10;
+        let buffer = backend.alloc("filled", bytes).unwrap();
+        let rounds = |stream: &mut _| {
+            let begin = Instant::now();
+            let event = |stream: &mut _, word| {
+                backend.fill(stream, &buffer, 0, bytes, word).unwrap();
+                backend.record(stream).unwrap()
+            };
+            // More than one set of timestamps holds.
+            let events: Vec<_> = (1..300).map(|word| event(stream, word)).collect();
+            backend.synchronize(stream).unwrap();
+            (events, begin.elapsed())
+        };
+        let mut stream = Backend::stream(&backend).unwrap();
+        let (untimed, _) = rounds(&mut stream);
+        assert_eq!(backend.elapsed(&untimed[0], &untimed[1]).unwrap(), None);
+        backend.time(&mut stream).unwrap();
+        let (events, wall) = rounds(&mut stream);
+        if !adapter.features().contains(Features::TIMESTAMP_QUERY_INSIDE_ENCODERS) {
+            eprintln!("not run: no timestamps");
+            return;
+        }
+        let told = |from, to| backend.elapsed(from, to).unwrap().expect("the device tells the time");
+        let each: Vec<Duration> = events.windows(2).map(|pair| told(&pair[0], &pair[1])).collect();
+        assert!(each.iter().all(|time| !time.is_zero()), "{each:?}");
+        let (sum, all) = (each.iter().sum::<Duration>(), told(&events[0], &events[events.len() - 1]));
+        assert!(sum <= all && all <= wall, "{sum:?}, {all:?}, {wall:?}");
+        assert_eq!(told(&events[5], &events[4]), Duration::ZERO);
+        let mut other = Backend::stream(&backend).unwrap();
+        backend.time(&mut other).unwrap();
+        let elsewhere = backend.record(&mut other).unwrap();
+        assert_eq!(backend.elapsed(&events[0], &elsewhere).unwrap(), None);
+    });
+}
+
+#[test]
 fn uploads_keep_their_order() {
     on_adapters(|adapter| {
         let backend = WgpuBackend::open_adapter(adapter).unwrap();

@@ -215,6 +215,12 @@ pub trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
     /// the device does not exist: [`record`](Self::record) hands it over.
     fn finish(&self, event: &Self::Event) -> Result<()>;
 
+    /// Asks that later events of this stream tell [`elapsed`](Self::elapsed), where the device could and does not unasked.
+    fn time(&self, stream: &mut Self::Stream) -> Result<()> {
+        let _ = stream;
+        Ok(())
+    }
+
     /// Device time from one finished event to another; `None` where the device does not tell.
     fn elapsed(&self, from: &Self::Event, to: &Self::Event) -> Result<Option<Duration>>;
 

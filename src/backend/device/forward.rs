@@ -43,6 +43,10 @@ fn finish<B: Chosen>(backend: &B, event: &DeviceEvent) -> Result<()> {
     backend.finish(B::take_event(event)?)
 }
 
+fn time<B: Chosen>(backend: &B, stream: &mut DeviceStream) -> Result<()> {
+    backend.time(B::take_stream(stream)?)
+}
+
 fn elapsed<B: Chosen>(backend: &B, from: &DeviceEvent, to: &DeviceEvent) -> Result<Option<Duration>> {
     backend.elapsed(B::take_event(from)?, B::take_event(to)?)
 }
@@ -239,6 +243,10 @@ impl Backend for Device {
 
     fn finish(&self, event: &DeviceEvent) -> Result<()> {
         on!(self, b => finish(b, event))
+    }
+
+    fn time(&self, stream: &mut DeviceStream) -> Result<()> {
+        on!(self, b => time(b, stream))
     }
 
     fn elapsed(&self, from: &DeviceEvent, to: &DeviceEvent) -> Result<Option<Duration>> {

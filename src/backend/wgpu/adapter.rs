@@ -1,5 +1,6 @@
 //! Which adapters are there, and what can they do?
 
+use super::clock;
 use super::health::{Health, device_error};
 use super::kernels::{MAX_SLABS, OTHER_BUFFERS, UNIFORM_BUFFERS};
 use super::memory::{BUFFER_USAGES, create_buffer};
@@ -134,7 +135,7 @@ impl WgpuBackend {
         check(&adapter.get_info().name, &limits)?;
         let descriptor = DeviceDescriptor {
             label: Some("kvtide"),
-            required_features: adapter.features() & (Features::TIMESTAMP_QUERY | Features::MAPPABLE_PRIMARY_BUFFERS),
+            required_features: adapter.features() & (clock::FEATURES | Features::MAPPABLE_PRIMARY_BUFFERS),
             required_limits: limits,
             ..Default::default()
         };

@@ -10,6 +10,7 @@
 mod adapter;
 mod append;
 mod attend;
+mod clock;
 mod dispatch;
 mod health;
 mod host;
@@ -37,6 +38,7 @@ use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, also_pro
 use super::{Backend, Caps, DeviceId, HostUse, Swap};
 use crate::{Error, Result};
 use ::wgpu::{Device, Limits, Queue};
+use clock::Mark;
 use health::{Health, Submission};
 use pipelines::Pipelines;
 use std::fmt;
@@ -80,6 +82,8 @@ pub struct WgpuEvent {
     device: DeviceId,
     /// `None` when the stream had never submitted anything.
     submission: Option<Submission>,
+    /// Of a timed stream.
+    mark: Option<Mark>,
 }
 
 impl fmt::Debug for WgpuBackend {
@@ -152,8 +156,8 @@ impl Backend for WgpuBackend {
     }
 
     fn record(&self, stream: &mut WgpuStream) -> Result<WgpuEvent> {
-        self.flush(stream)?;
-        Ok(WgpuEvent { device: self.shared.caps.device, submission: stream.last.clone() })
+        self.ready(stream)?;
+        stream.record()
     }
 
     /// Nothing to wait for: the event's work was submitted before, and the one queue keeps order.
@@ -178,10 +182,16 @@ impl Backend for WgpuBackend {
         }
     }
 
-    /// Timestamps would have to be asked for when the work is recorded.
+    /// Needs [`Features`](::wgpu::Features) `TIMESTAMP_QUERY` and `TIMESTAMP_QUERY_INSIDE_ENCODERS`.
+    fn time(&self, stream: &mut WgpuStream) -> Result<()> {
+        self.ready(stream)?;
+        stream.time()
+    }
+
+    /// Between events of one [timed](Backend::time) stream: from where the next batch begins on the device.
     fn elapsed(&self, from: &WgpuEvent, to: &WgpuEvent) -> Result<Option<Duration>> {
         [from, to].into_iter().try_for_each(|event| self.ours(event))?;
-        Ok(None)
+        clock::elapsed(&self.shared, from, to)
     }
 
     fn alloc_host(&self, label: &str, bytes: u64, usage: HostUse) -> Result<WgpuHost> {

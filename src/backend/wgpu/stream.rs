@@ -4,10 +4,11 @@
 //! All host bytes of a batch (parameters, descriptors, uploads) go into the *ring*, written once before the batch is
 //! submitted. The queue keeps order, so the next batch may overwrite the ring from its start.
 
+use super::clock::Clock;
 use super::dispatch::Dispatch;
 use super::health::{Submission, device_error, scoped};
 use super::memory::{BUFFER_USAGES, create_buffer};
-use super::{Shared, WgpuBuffer};
+use super::{Shared, WgpuBuffer, WgpuEvent};
 use crate::Result;
 use ::wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, BindingResource, Buffer, BufferBinding, BufferSize, BufferUsages,
@@ -39,6 +40,8 @@ pub struct WgpuStream {
     pub(super) landing: Option<Buffer>,
     /// Device memory that swaps pass through.
     pub(super) staging: Option<WgpuBuffer>,
+    /// Of a stream that is timed.
+    clock: Option<Clock>,
 }
 
 struct Ring {
@@ -89,13 +92,45 @@ impl WgpuStream {
             last: None,
             landing: None,
             staging: None,
+            clock: None,
         })
+    }
+
+    /// Gives events of this stream a time, where the device has one.
+    pub(super) fn time(&mut self) -> Result<()> {
+        if self.clock.is_none() {
+            self.clock = Clock::new(&self.shared.device)?;
+        }
+        Ok(())
+    }
+
+    /// Hands everything recorded to the queue, and marks where it ends.
+    pub(super) fn record(&mut self) -> Result<WgpuEvent> {
+        if self.clock.is_some() {
+            self.encoder();
+        }
+        let mark = match (&mut self.clock, &mut self.encoder) {
+            (Some(clock), Some(encoder)) => Some(clock.mark(&self.shared.device, encoder)?),
+            _ => None,
+        };
+        self.flush()?;
+        if let (Some(clock), Some(mark)) = (&mut self.clock, &mark) {
+            clock.reached(mark);
+        }
+        Ok(WgpuEvent { device: self.shared.caps.device, submission: self.last.clone(), mark })
     }
 
     /// Ends the open pass and returns the encoder, for copies.
     pub(super) fn encoder(&mut self) -> &mut CommandEncoder {
         self.pass = None;
-        self.encoder.get_or_insert_with(|| self.shared.device.create_command_encoder(&Default::default()))
+        let (device, clock) = (&self.shared.device, &self.clock);
+        self.encoder.get_or_insert_with(|| {
+            let mut encoder = device.create_command_encoder(&Default::default());
+            if let Some(clock) = clock {
+                clock.begin(&mut encoder);
+            }
+            encoder
+        })
     }
 
     fn pass(&mut self) -> &mut ComputePass<'static> {
@@ -174,7 +209,7 @@ impl WgpuStream {
         if encoder.is_none() && !self.written {
             return Ok(());
         }
-        let (device, queue) = (&self.shared.device, &self.shared.queue);
+        let (device, queue, stamped) = (&self.shared.device, &self.shared.queue, encoder.is_some());
         let submission = scoped(device, || {
             let commands = encoder.map(CommandEncoder::finish);
             if !pending.is_empty() {
@@ -185,6 +220,9 @@ impl WgpuStream {
         // Work that was refused leaves buffers that later work counts on unwritten: nothing after it may pass as right.
         self.last = Some(submission.map_err(|error| self.shared.health.fail(error))?);
         self.written = false;
+        if let (Some(clock), true) = (&mut self.clock, stamped) {
+            clock.submitted();
+        }
         self.pending = pending;
         self.pending.clear();
         Ok(())

@@ -182,6 +182,10 @@ impl<B: Backend> Backend for Saboteur<B> {
         self.honest.finish(event)
     }
 
+    fn time(&self, stream: &mut B::Stream) -> Result<()> {
+        self.honest.time(stream)
+    }
+
     fn elapsed(&self, from: &B::Event, to: &B::Event) -> Result<Option<Duration>> {
         self.honest.elapsed(from, to)
     }
