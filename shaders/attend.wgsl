@@ -1,47 +1,106 @@
-// What do query rows see in the pages? A workgroup takes one split of 256 tokens, or a section of such, one KV head and up to
-// four query vectors (row × query head), and computes one mergeable state for each of them, a split at a time, in four steps:
+// What do query rows see in the pages? A workgroup takes one split of 256 tokens, or a section of such, one KV head and four
+// query vectors (row × query head), or eight where it is `wide`, and computes one mergeable state for each of them, a split at
+// a time, in four steps:
 //
-// 1. scores: each thread multiplies two adjacent keys with the four queries;
+// 1. scores: the lanes of a row have eight elements of it each, and of the queries, and add up their products;
 // 2. softmax: the exact maximum of each query over the split, then the weights 2^(score - maximum);
-// 3. values: threads own eight elements of the output each and every `groups`-th token, and fold in a fixed tree;
-// 4. total: each thread adds one element or two of the split's state to those of the splits before it.
+// 3. values: the lanes of a row have eight elements each, and sum them over every so many tokens;
+// 4. total: the sums fold in a fixed tree, and come to the state of the splits before.
 //
-// The four queries are the lanes of vec4s throughout, so K and V are loaded once for all four and no lane's
-// arithmetic depends on another's. Which thread does what depends on the token's place in its split alone. Tokens that
-// a query does not see get weight zero by select; values that are not finite count as zero (a row that does not see
-// them must not notice, and 0 × NaN would be NaN). How rows are read is up to attend_native.wgsl and attend_int8.wgsl.
+// Four queries are the lanes of vec4s throughout, so K and V are loaded once for all of them and no query's arithmetic
+// depends on another's. Which thread does what depends on the token's place in its split alone. Tokens that a query does not
+// see get weight zero by select; where others see them, values that are not finite count as zero (a row that does not see
+// them must not notice, and 0 × NaN would be NaN). How rows are read is up to attend_native.wgsl and attend_int8.wgsl, how
+// lanes add up to lanes_subgroup.wgsl and lanes_workgroup.wgsl.
 
 const THREADS = 128u;
 // The score of what is not seen.
 const LOWEST = -3.0e38;
 
-// Scores, then weights, of the split's tokens.
-var<workgroup> scores: array<vec4<f32>, 256>;
-// Queries at first; from MAXIMA on, 16 partial maxima; then the outputs that fold: nine vectors for each of 64 threads.
-// The ends of both are also attend_int8.wgsl's.
-var<workgroup> stage: array<vec4<f32>, 576>;
-const MAXIMA = 256u;
+// Elements of a key and of a value, and the threads that share a row of each: a power of two from 4 to 32.
+override k_dim: u32;
+override v_dim: u32;
+override k_lanes: u32;
+override v_lanes: u32;
+// Rows that a lane loads at once, four or eight.
+override key_rows: u32;
+override value_rows: u32;
+override wide: bool;
 
-// Eight elements of two keys times those of the four queries.
-struct Dots {
+// Element `i` of the first four queries at i, of the other four at OTHERS + i.
+var<workgroup> asked: array<vec4<f32>, 256>;
+const OTHERS = 128u;
+// Scores, then weights, of the split's tokens, those of the other four queries behind SPLIT; then the outputs that fold.
+// What comes behind SCRATCH is for what threads tell each other of maxima and sums.
+var<workgroup> stage: array<vec4<f32>, STAGE>;
+const SCRATCH = 520u;
+
+// Eight elements of four queries.
+struct Query {
+    e0: vec4<f32>,
+    e1: vec4<f32>,
+    e2: vec4<f32>,
+    e3: vec4<f32>,
+    e4: vec4<f32>,
+    e5: vec4<f32>,
+    e6: vec4<f32>,
+    e7: vec4<f32>,
+}
+
+// A number for each of four tokens and four queries.
+struct Products {
+    a: vec4<f32>,
+    b: vec4<f32>,
+    c: vec4<f32>,
+    d: vec4<f32>,
+}
+
+// The scores of two tokens.
+struct Scores {
     a: vec4<f32>,
     b: vec4<f32>,
 }
 
-fn add_product(sums: Dots, key_a: f32, key_b: f32, query: vec4<f32>) -> Dots {
-    return Dots(fma(vec4(key_a), query, sums.a), fma(vec4(key_b), query, sums.b));
+// The state so far: what all threads know, and elements `thread` and THREADS + `thread`.
+struct Running {
+    m: vec4<f32>,
+    l: vec4<f32>,
+    near: vec4<f32>,
+    far: vec4<f32>,
 }
 
-fn dot_eight(key_a: Eight, key_b: Eight, element: u32) -> Dots {
-    var sums = Dots(vec4(0.0), vec4(0.0));
-    sums = add_product(sums, key_a.a.x, key_b.a.x, stage[element]);
-    sums = add_product(sums, key_a.a.y, key_b.a.y, stage[element + 1u]);
-    sums = add_product(sums, key_a.a.z, key_b.a.z, stage[element + 2u]);
-    sums = add_product(sums, key_a.a.w, key_b.a.w, stage[element + 3u]);
-    sums = add_product(sums, key_a.b.x, key_b.b.x, stage[element + 4u]);
-    sums = add_product(sums, key_a.b.y, key_b.b.y, stage[element + 5u]);
-    sums = add_product(sums, key_a.b.z, key_b.b.z, stage[element + 6u]);
-    return add_product(sums, key_a.b.w, key_b.b.w, stage[element + 7u]);
+fn query_of(base: u32, lane: u32) -> Query {
+    let at = base + min(8u * lane, k_dim - 8u);
+    return Query(
+        asked[at],
+        asked[at + 1u],
+        asked[at + 2u],
+        asked[at + 3u],
+        asked[at + 4u],
+        asked[at + 5u],
+        asked[at + 6u],
+        asked[at + 7u],
+    );
+}
+
+fn dot_eight(key: Eight, query: Query) -> vec4<f32> {
+    var sum = vec4(key.a.x) * query.e0;
+    sum = fma(vec4(key.a.y), query.e1, sum);
+    sum = fma(vec4(key.a.z), query.e2, sum);
+    sum = fma(vec4(key.a.w), query.e3, sum);
+    sum = fma(vec4(key.b.x), query.e4, sum);
+    sum = fma(vec4(key.b.y), query.e5, sum);
+    sum = fma(vec4(key.b.z), query.e6, sum);
+    return fma(vec4(key.b.w), query.e7, sum);
+}
+
+fn products(keys: Rows, query: Query) -> Products {
+    return Products(
+        dot_eight(eight_a(keys), query),
+        dot_eight(eight_b(keys), query),
+        dot_eight(eight_c(keys), query),
+        dot_eight(eight_d(keys), query),
+    );
 }
 
 // The frame that holds a token of the tile's sequence.
@@ -49,161 +108,266 @@ fn token_place(tile: Tile, token: u32) -> Place {
     return frame_place(params.record, tables[tile.table + (token >> params.record.page_shift)]);
 }
 
-// The maximum of every 16th token's scores, and that of the sixteen maxima that `stage` has then.
-fn sixteenth_maximum(first: u32) -> vec4<f32> {
-    var best = vec4(LOWEST);
-    for (var i = first; i < SPLIT; i += 16u) {
-        best = max(best, scores[i]);
-    }
-    return best;
+fn slot_of(token: u32) -> u32 {
+    return token & ((1u << params.record.page_shift) - 1u);
 }
 
-fn maximum() -> vec4<f32> {
-    var top = vec4(LOWEST);
-    for (var i = 0u; i < 16u; i++) {
-        top = max(top, stage[MAXIMA + i]);
-    }
-    return top;
+// This lane's elements of the keys of tokens `token` .. `token` + 4, which lie in one page.
+fn keys_at(tile: Tile, kv_head: u32, token: u32, lane: u32) -> Rows {
+    let record = params.record;
+    return load_rows(token_place(tile, token), key_word(record, kv_head, slot_of(token)), record.k_row_words, lane);
 }
 
-// Workgroups: x numbers the block of four query vectors, y and z the pair of work item and KV head.
+fn values_at(tile: Tile, kv_head: u32, token: u32, lane: u32) -> Rows {
+    let record = params.record;
+    return load_rows(token_place(tile, token), value_word(record, kv_head, slot_of(token)), record.v_row_words, lane);
+}
+
+// The values of four tokens by their weights, which start at `at`.
+fn add_values(outputs: Outputs, values: Rows, at: u32) -> Outputs {
+    var sum = add_value(outputs, eight_a(values), stage[at]);
+    sum = add_value(sum, eight_b(values), stage[at + 1u]);
+    sum = add_value(sum, eight_c(values), stage[at + 2u]);
+    return add_value(sum, eight_d(values), stage[at + 3u]);
+}
+
+// The scores of tokens `thread` and THREADS + `thread` of the four queries from `base` on.
+fn scores_at(lanes: Lanes, base: u32, thread: u32, scales: vec2<f32>) -> Scores {
+    let a = stage[base + thread] * scales.x * params.scale_log2;
+    let b = stage[base + THREADS + thread] * scales.y * params.scale_log2;
+    return Scores(
+        select(vec4(LOWEST), a, sees(lanes, thread)),
+        select(vec4(LOWEST), b, sees(lanes, THREADS + thread)),
+    );
+}
+
+fn weights_of(lanes: Lanes, scores: Scores, top: vec4<f32>, thread: u32) -> Scores {
+    return Scores(
+        select(vec4(0.0), weights(scores.a - top), sees(lanes, thread)),
+        select(vec4(0.0), weights(scores.b - top), sees(lanes, THREADS + thread)),
+    );
+}
+
+fn stage_weights(base: u32, p: Scores, thread: u32, scales: vec2<f32>) {
+    stage[base + thread] = weigh_value(p.a, scales.x);
+    stage[base + THREADS + thread] = weigh_value(p.b, scales.y);
+}
+
+// The state of this split, whose outputs are left in `stage`, comes to those before.
+fn plus_split(total: Running, top: vec4<f32>, l: vec4<f32>, thread: u32) -> Running {
+    let step = step_to(total.m, total.l, top, l);
+    var sum = Running(step.m, add(step, total.l, l), total.near, total.far);
+    if (thread < v_dim) {
+        sum.near = add(step, total.near, left_element(thread));
+    }
+    if (THREADS + thread < v_dim) {
+        sum.far = add(step, total.far, left_element(THREADS + thread));
+    }
+    return sum;
+}
+
+fn write_states(lanes: Lanes, total: Running, constant: vec4<f32>, thread: u32) {
+    for (var lane = 0u; lane < 4u; lane++) {
+        if (lanes.to_token[lane] == 0u) {
+            continue;
+        }
+        let at = lanes.state[lane];
+        if (thread < v_dim) {
+            states[at + thread] = total.near[lane];
+        }
+        if (THREADS + thread < v_dim) {
+            states[at + THREADS + thread] = total.far[lane];
+        }
+        if (thread == 0u) {
+            states[at + v_dim] = total.m[lane];
+            states[at + v_dim + 1u] = total.l[lane];
+            states[at + v_dim + 2u] = constant[lane];
+            states[at + v_dim + 3u] = 0.0;
+        }
+    }
+}
+
+// Workgroups: x numbers the block of query vectors, y and z the pair of work item and KV head.
 @compute @workgroup_size(128)
 fn attend(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let record = params.record;
     let number = workgroup.z * FOLD + workgroup.y;
-    if (number >= params.items * record.kv_heads) {
+    if (number >= params.items * params.record.kv_heads) {
         return;
     }
-    let kv_head = number % record.kv_heads;
-    let item = params.first_item + number / record.kv_heads;
+    let kv_head = number % params.record.kv_heads;
+    let item = params.first_item + number / params.record.kv_heads;
     let tile = find_tile(item);
-    let first_vector = workgroup.x * 4u;
+    let first_vector = workgroup.x * select(4u, 8u, wide);
     if (first_vector >= tile.rows * params.group) {
         return;
     }
     let part = tile.split + item - tile.item;
     let all_lanes = load_lanes(tile, part, kv_head, first_vector);
-    // The states so far: elements `thread` and THREADS + `thread`, and what all threads know.
-    var near = vec4(0.0);
-    var far = vec4(0.0);
-    var total_m = vec4(LOWEST);
-    var total_l = vec4(0.0);
+    var all_others = Lanes();
+    if (wide) {
+        all_others = load_lanes(tile, part, kv_head, first_vector + 4u);
+    }
+    for (var element = thread; element < k_dim; element += THREADS) {
+        stage_query(all_lanes, kv_head, element, 0u);
+        if (wide) {
+            stage_query(all_others, kv_head, element, 1u);
+        }
+    }
+    workgroupBarrier();
     var constant = vec4(0.0);
+    var other_constant = vec4(0.0);
+    if (KEYS_HAVE_MEANS) {
+        sum_products(thread);
+        workgroupBarrier();
+        constant = product(0u);
+        other_constant = product(1u);
+        workgroupBarrier();
+    }
+
+    let key_lane = thread & (k_lanes - 1u);
+    let value_lane = thread & (v_lanes - 1u);
+    var total = Running(vec4(LOWEST), vec4(0.0), vec4(0.0), vec4(0.0));
+    var other_total = total;
     for (var skipped = 0u; skipped < (1u << params.split_shift); skipped += SPLIT) {
         let first = (part << params.split_shift) + skipped;
         let lanes = lanes_of_split(all_lanes, skipped);
-        // Tokens that any lane sees: what no lane sees is not read.
-        let unseen = lanes.to_token == vec4(0u);
-        let starts = select(lanes.from_token, vec4(SPLIT), unseen);
-        let from_token = min(min(starts.x, starts.y), min(starts.z, starts.w));
-        let to_token = max(max(lanes.to_token.x, lanes.to_token.y), max(lanes.to_token.z, lanes.to_token.w));
-        if (from_token >= to_token) {
+        var others = Lanes();
+        var span = span_of(lanes);
+        if (wide) {
+            others = lanes_of_split(all_others, skipped);
+            span = both_spans(span, span_of(others));
+        }
+        if (span.from_token >= span.to_token) {
             continue;
         }
         if (skipped > 0u) {
             // Threads may still read what the split before left in `stage`.
             workgroupBarrier();
         }
-        for (var element = thread; element < record.k_dim; element += THREADS) {
-            stage_query(lanes, kv_head, element);
+        let scales = load_scales(tile, kv_head, first, span, thread);
+
+        // 1. Rows have their lanes, four rows at once; what no query sees is not read.
+        let query = query_of(0u, key_lane);
+        var other_query = Query();
+        if (wide) {
+            other_query = query_of(OTHERS, key_lane);
+        }
+        let key_block = key_rows * THREADS / k_lanes;
+        for (var block = span.from_token & ~(key_block - 1u); block < span.to_token; block += key_block) {
+            let token = block + key_rows * (thread / k_lanes);
+            var keys = Rows();
+            var next_keys = Rows();
+            if (8u * key_lane < k_dim && four_seen(span, token)) {
+                keys = keys_at(tile, kv_head, first + token, key_lane);
+            }
+            if (key_rows == 8u && 8u * key_lane < k_dim && four_seen(span, token + 4u)) {
+                next_keys = keys_at(tile, kv_head, first + token + 4u, key_lane);
+            }
+            add_up(products(keys, query), token, key_lane);
+            if (wide) {
+                add_up(products(keys, other_query), SPLIT + token, key_lane);
+            }
+            if (key_rows == 8u) {
+                add_up(products(next_keys, query), token + 4u, key_lane);
+            }
+            if (key_rows == 8u && wide) {
+                add_up(products(next_keys, other_query), SPLIT + token + 4u, key_lane);
+            }
+            if (SUMS_ARE_LEFT) {
+                workgroupBarrier();
+                if (thread < key_block) {
+                    stage[block + thread] = left_sum(thread);
+                }
+                workgroupBarrier();
+            }
         }
         workgroupBarrier();
 
-        // 1. Scores of tokens 2 × thread and 2 × thread + 1, which lie in one page.
-        let token = 2u * thread;
-        var score_a = vec4(LOWEST);
-        var score_b = vec4(LOWEST);
-        var value_scales = vec2(1.0);
-        let seen_a = sees(lanes, token);
-        let seen_b = sees(lanes, token + 1u);
-        if (token + 2u > from_token && token < to_token) {
-            let slot = (first + token) & ((1u << record.page_shift) - 1u);
-            let place = token_place(tile, first + token);
-            let dots = key_products(place, kv_head, slot);
-            score_a = select(score_a, dots.a * params.scale_log2, seen_a);
-            score_b = select(score_b, dots.b * params.scale_log2, seen_b);
-            value_scales = load_value_scales(place, kv_head, slot);
-        }
-        scores[token] = score_a;
-        scores[token + 1u] = score_b;
-        stage_constant(thread);
-        workgroupBarrier();
-
-        // 2. The maximum: 16 threads take 16 tokens each, then every thread takes their results.
-        if (thread < 16u) {
-            stage[MAXIMA + thread] = sixteenth_maximum(thread);
+        // 2. A thread has two tokens.
+        let scores = scores_at(lanes, 0u, thread, scales.keys);
+        leave_maximum(max(scores.a, scores.b), thread, 0u);
+        var other_scores = Scores();
+        if (wide) {
+            other_scores = scores_at(others, SPLIT, thread, scales.keys);
+            leave_maximum(max(other_scores.a, other_scores.b), thread, 1u);
         }
         workgroupBarrier();
-        let top = maximum();
-        let p_a = select(vec4(0.0), weights(score_a - top), seen_a);
-        let p_b = select(vec4(0.0), weights(score_b - top), seen_b);
-        scores[token] = p_a;
-        scores[token + 1u] = p_b;
-        stage_weights(token, p_a, p_b, value_scales);
-        if (thread == 0u) {
-            constant = sum_constant();
+        if (PARTS_ARE_LEFT) {
+            fold_maxima(thread);
+            workgroupBarrier();
+        }
+        let top = maximum(0u);
+        let p = weights_of(lanes, scores, top, thread);
+        stage_weights(0u, p, thread, scales.values);
+        leave_sum(p.a + p.b, thread, 0u);
+        var other_top = vec4(LOWEST);
+        if (wide) {
+            other_top = maximum(1u);
+            let other_p = weights_of(others, other_scores, other_top, thread);
+            stage_weights(SPLIT, other_p, thread, scales.values);
+            leave_sum(other_p.a + other_p.b, thread, 1u);
         }
         workgroupBarrier();
 
-        // 3. Threads are `groups` rows of `units`; group g takes tokens g, g + groups, ... of the split.
-        let units = record.v_dim >> 3u;
-        let groups = 1u << firstLeadingBit(THREADS / units);
-        let group = thread / units;
-        let unit = thread % units;
+        // 3. As in the first step, but for the values.
         var outputs = Outputs();
-        if (group < groups) {
-            let start = from_token + ((group - from_token) & (groups - 1u));
-            for (var i = start; i < to_token; i += groups) {
-                let slot = (first + i) & ((1u << record.page_shift) - 1u);
-                let place = token_place(tile, first + i);
-                outputs = add_value(outputs, load_value(place, kv_head, slot, unit), value_weight(i), scores[i]);
+        var other_outputs = Outputs();
+        let value_block = value_rows * THREADS / v_lanes;
+        for (var block = span.from_token & ~(value_block - 1u); block < span.to_token; block += value_block) {
+            let token = block + value_rows * (thread / v_lanes);
+            var values = Rows();
+            var next_values = Rows();
+            if (8u * value_lane < v_dim && four_seen(span, token)) {
+                values = values_at(tile, kv_head, first + token, value_lane);
+            }
+            if (value_rows == 8u && 8u * value_lane < v_dim && four_seen(span, token + 4u)) {
+                next_values = values_at(tile, kv_head, first + token + 4u, value_lane);
+            }
+            if (!all_see(span, token, value_rows)) {
+                values = finite(values);
+                next_values = finite(next_values);
+            }
+            outputs = add_values(outputs, values, token);
+            if (wide) {
+                other_outputs = add_values(other_outputs, values, SPLIT + token);
+            }
+            if (value_rows == 8u) {
+                outputs = add_values(outputs, next_values, token + 4u);
+            }
+            if (value_rows == 8u && wide) {
+                other_outputs = add_values(other_outputs, next_values, SPLIT + token + 4u);
             }
         }
-        if (WEIGHTS_ARE_STAGED) {
-            workgroupBarrier();
-        }
-        // The upper half of the groups hands over to the lower half until one is left. A group's slot is written by the
-        // only thread that read it last, so one barrier a round is enough.
-        for (var width = groups >> 1u; width > 0u; width >>= 1u) {
-            let wrap = (groups >> 1u) - 1u;
-            if (group >= width && group < 2u * width) {
-                leave(outputs, (group & wrap) * units + unit);
-            }
-            workgroupBarrier();
-            if (group < width) {
-                outputs = add_left(outputs, ((group + width) & wrap) * units + unit);
-            }
-        }
-        if (group == 0u) {
-            leave(outputs, unit);
+        if (PARTS_ARE_LEFT) {
+            fold_sums(thread);
         }
         workgroupBarrier();
 
-        // 4. The states of this split come to those before it.
-        let l = left_sum();
-        let step = step_to(total_m, total_l, top, l);
-        total_m = step.m;
-        total_l = add(step, total_l, l);
-        near = add(step, near, left_element(thread));
-        far = add(step, far, left_element(THREADS + thread));
+        // 4. The upper half of the threads hands over to the lower half, and that to who has the element of the state.
+        if (thread >= FOLDING) {
+            leave(outputs, thread - FOLDING);
+        }
+        workgroupBarrier();
+        if (thread < FOLDING) {
+            leave(add_left(outputs, thread), thread);
+        }
+        workgroupBarrier();
+        total = plus_split(total, top, sum_of_weights(0u), thread);
+        if (wide) {
+            workgroupBarrier();
+            if (thread >= FOLDING) {
+                leave(other_outputs, thread - FOLDING);
+            }
+            workgroupBarrier();
+            if (thread < FOLDING) {
+                leave(add_left(other_outputs, thread), thread);
+            }
+            workgroupBarrier();
+            other_total = plus_split(other_total, other_top, sum_of_weights(1u), thread);
+        }
     }
-    for (var lane = 0u; lane < 4u; lane++) {
-        if (all_lanes.to_token[lane] == 0u) {
-            continue;
-        }
-        let at = all_lanes.state[lane];
-        if (thread < record.v_dim) {
-            states[at + thread] = near[lane];
-        }
-        if (THREADS + thread < record.v_dim) {
-            states[at + THREADS + thread] = far[lane];
-        }
-        if (thread == 0u) {
-            let tail = at + record.v_dim;
-            states[tail] = total_m[lane];
-            states[tail + 1u] = total_l[lane];
-            states[tail + 2u] = constant[lane];
-            states[tail + 3u] = 0.0;
-        }
+    write_states(all_lanes, total, constant, thread);
+    if (wide) {
+        write_states(all_others, other_total, other_constant, thread);
     }
 }

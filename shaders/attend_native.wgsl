@@ -1,4 +1,5 @@
-// How does attend read pages of a native format? Elements as they are, those of values as zero where they are not finite.
+// How does attend read pages of a native format? Elements as they are, those of values as zero where they are not finite and
+// some query does not see them.
 
 // Dtype::code of the pages.
 override page_format: u32;
@@ -9,79 +10,90 @@ struct Eight {
     b: vec4<f32>,
 }
 
-// Words of two elements each; `zeroing` replaces what is not finite by zero.
-fn decode(words: vec2<u32>, zeroing: bool) -> vec4<f32> {
-    if (page_format == F16) {
-        var low = words & vec2(0xffffu);
-        var high = words & vec2(0xffff0000u);
-        if (zeroing) {
-            low = select(low, vec2(0u), (low & vec2(0x7c00u)) == vec2(0x7c00u));
-            high = select(high, vec2(0u), (high & vec2(0x7c000000u)) == vec2(0x7c000000u));
-        }
-        return vec4(unpack2x16float(low.x | high.x), unpack2x16float(low.y | high.y));
-    }
-    let low = words << vec2(16u);
-    let high = words & vec2(0xffff0000u);
-    return as_floats(vec4(low.x, high.x, low.y, high.y), zeroing);
+// Eight elements of four rows: two in a word, or, of f32, four in `low` and four in `high`.
+struct Rows {
+    low: Four,
+    high: Four,
 }
 
-fn as_floats(bits: vec4<u32>, zeroing: bool) -> vec4<f32> {
-    let special = (bits & vec4(0x7f800000u)) == vec4(0x7f800000u);
-    return bitcast<vec4<f32>>(select(bits, vec4(0u), special & vec4(zeroing)));
-}
-
-// Elements 8 × unit .. 8 × unit + 8 of the row that starts at `quad`.
-fn load_eight(slab: u32, quad: u32, unit: u32, zeroing: bool) -> Eight {
+// Lane `lane`'s elements of the row that starts `word` words into a frame, and of the next three.
+fn load_rows(place: Place, word: u32, stride: u32, lane: u32) -> Rows {
+    let quad = place.quad + (word >> 2u);
     if (page_format == F32) {
-        let low = load_quad(slab, quad + 2u * unit);
-        let high = load_quad(slab, quad + 2u * unit + 1u);
-        return Eight(as_floats(low, zeroing), as_floats(high, zeroing));
+        let low = load_four(place.slab, quad + 2u * lane, stride >> 2u);
+        return Rows(low, load_four(place.slab, quad + 2u * lane + 1u, stride >> 2u));
     }
-    let words = load_quad(slab, quad + unit);
-    return Eight(decode(words.xy, zeroing), decode(words.zw, zeroing));
+    return Rows(load_four(place.slab, quad + lane, stride >> 2u), Four());
 }
 
-fn stage_query(lanes: Lanes, kv_head: u32, element: u32) {
-    stage[element] = load_query(lanes, element);
-}
-
-// The products of the four queries with the keys of slots `slot` and `slot` + 1.
-fn key_products(place: Place, kv_head: u32, slot: u32) -> Dots {
-    let record = params.record;
-    let key_a = place.quad + key_quad(record, kv_head, slot);
-    let key_b = key_a + (record.k_row_words >> 2u);
-    var sums = Dots(vec4(0.0), vec4(0.0));
-    let units = record.k_dim >> 3u;
-    for (var unit = 0u; unit < units; unit++) {
-        let eight_a = load_eight(place.slab, key_a, unit, false);
-        let eight_b = load_eight(place.slab, key_b, unit, false);
-        let dots = dot_eight(eight_a, eight_b, 8u * unit);
-        sums.a += dots.a;
-        sums.b += dots.b;
+fn eight(low: vec4<u32>, high: vec4<u32>) -> Eight {
+    if (page_format == F32) {
+        return Eight(bitcast<vec4<f32>>(low), bitcast<vec4<f32>>(high));
     }
-    return sums;
+    if (page_format == F16) {
+        return Eight(
+            vec4(unpack2x16float(low.x), unpack2x16float(low.y)),
+            vec4(unpack2x16float(low.z), unpack2x16float(low.w)),
+        );
+    }
+    let even = bitcast<vec4<f32>>(low << vec4(16u));
+    let odd = bitcast<vec4<f32>>(low & vec4(0xffff0000u));
+    return Eight(vec4(even.x, odd.x, even.y, odd.y), vec4(even.z, odd.z, even.w, odd.w));
 }
 
-fn load_value(place: Place, kv_head: u32, slot: u32, unit: u32) -> Eight {
-    return load_eight(place.slab, place.quad + value_quad(params.record, kv_head, slot), unit, true);
+fn eight_a(rows: Rows) -> Eight {
+    return eight(rows.low.a, rows.high.a);
 }
 
-// Values have no scales, and are weighted by the softmax as it is.
-const WEIGHTS_ARE_STAGED = false;
-
-fn load_value_scales(place: Place, kv_head: u32, slot: u32) -> vec2<f32> {
-    return vec2(1.0);
+fn eight_b(rows: Rows) -> Eight {
+    return eight(rows.low.b, rows.high.b);
 }
 
-fn stage_weights(token: u32, p_a: vec4<f32>, p_b: vec4<f32>, scales: vec2<f32>) {}
-
-fn value_weight(token: u32) -> vec4<f32> {
-    return scores[token];
+fn eight_c(rows: Rows) -> Eight {
+    return eight(rows.low.c, rows.high.c);
 }
 
-// Scores lack nothing.
-fn stage_constant(thread: u32) {}
+fn eight_d(rows: Rows) -> Eight {
+    return eight(rows.low.d, rows.high.d);
+}
 
-fn sum_constant() -> vec4<f32> {
+// Zero for what is infinite or NaN.
+fn finite_words(words: vec4<u32>) -> vec4<u32> {
+    if (page_format == F32) {
+        return select(words, vec4(0u), (words & vec4(0x7f800000u)) == vec4(0x7f800000u));
+    }
+    let exponent = select(0x7f80u, 0x7c00u, page_format == F16);
+    let low = words & vec4(0xffffu);
+    let high = words >> vec4(16u);
+    return select(low, vec4(0u), (low & vec4(exponent)) == vec4(exponent))
+        | (select(high, vec4(0u), (high & vec4(exponent)) == vec4(exponent)) << vec4(16u));
+}
+
+fn finite_four(four: Four) -> Four {
+    return Four(finite_words(four.a), finite_words(four.b), finite_words(four.c), finite_words(four.d));
+}
+
+fn finite(rows: Rows) -> Rows {
+    return Rows(finite_four(rows.low), finite_four(rows.high));
+}
+
+fn stage_query(lanes: Lanes, kv_head: u32, element: u32, which: u32) {
+    asked[OTHERS * which + element] = load_query(lanes, element);
+}
+
+// Keys lack nothing, and rows have no scales.
+const KEYS_HAVE_MEANS = false;
+
+fn sum_products(thread: u32) {}
+
+fn product(which: u32) -> vec4<f32> {
     return vec4(0.0);
+}
+
+fn load_scales(tile: Tile, kv_head: u32, first: u32, span: Span, thread: u32) -> Scales {
+    return Scales(vec2(1.0), vec2(1.0));
+}
+
+fn weigh_value(p: vec4<f32>, scale: f32) -> vec4<f32> {
+    return p;
 }

@@ -1,10 +1,11 @@
-// How do weighted values become the outputs of a split? Threads are groups of units: a thread adds up eight elements over the
-// tokens of its group, for four queries, and then the groups hand over to each other through `stage`, whose first part is
-// nine vectors for each of 64 threads.
+// How do weighted values become the outputs of a split? A thread adds up eight elements over its tokens, for four queries; then
+// the threads that have the same elements hand over to each other through `stage`, eight vectors for each of FOLDING.
 
 const FOLDING = 64u;
+// Vectors from an element to the next: those that are read together are in different banks.
+const APART = 65u;
 
-// Eight elements of the outputs, and the sum of the weights.
+// Eight elements of the outputs.
 struct Outputs {
     o0: vec4<f32>,
     o1: vec4<f32>,
@@ -14,11 +15,10 @@ struct Outputs {
     o5: vec4<f32>,
     o6: vec4<f32>,
     o7: vec4<f32>,
-    sum: vec4<f32>,
 }
 
-// A token more: its eight elements, the weight of its value, and that of the softmax.
-fn add_value(outputs: Outputs, value: Eight, w: vec4<f32>, p: vec4<f32>) -> Outputs {
+// A token more: its eight elements and its weights.
+fn add_value(outputs: Outputs, value: Eight, w: vec4<f32>) -> Outputs {
     return Outputs(
         fma(w, vec4(value.a.x), outputs.o0),
         fma(w, vec4(value.a.y), outputs.o1),
@@ -28,41 +28,38 @@ fn add_value(outputs: Outputs, value: Eight, w: vec4<f32>, p: vec4<f32>) -> Outp
         fma(w, vec4(value.b.y), outputs.o5),
         fma(w, vec4(value.b.z), outputs.o6),
         fma(w, vec4(value.b.w), outputs.o7),
-        outputs.sum + p,
     );
 }
 
 fn leave(outputs: Outputs, at: u32) {
     stage[at] = outputs.o0;
-    stage[at + FOLDING] = outputs.o1;
-    stage[at + 2u * FOLDING] = outputs.o2;
-    stage[at + 3u * FOLDING] = outputs.o3;
-    stage[at + 4u * FOLDING] = outputs.o4;
-    stage[at + 5u * FOLDING] = outputs.o5;
-    stage[at + 6u * FOLDING] = outputs.o6;
-    stage[at + 7u * FOLDING] = outputs.o7;
-    stage[at + 8u * FOLDING] = outputs.sum;
+    stage[at + APART] = outputs.o1;
+    stage[at + 2u * APART] = outputs.o2;
+    stage[at + 3u * APART] = outputs.o3;
+    stage[at + 4u * APART] = outputs.o4;
+    stage[at + 5u * APART] = outputs.o5;
+    stage[at + 6u * APART] = outputs.o6;
+    stage[at + 7u * APART] = outputs.o7;
 }
 
 fn add_left(outputs: Outputs, at: u32) -> Outputs {
     return Outputs(
         outputs.o0 + stage[at],
-        outputs.o1 + stage[at + FOLDING],
-        outputs.o2 + stage[at + 2u * FOLDING],
-        outputs.o3 + stage[at + 3u * FOLDING],
-        outputs.o4 + stage[at + 4u * FOLDING],
-        outputs.o5 + stage[at + 5u * FOLDING],
-        outputs.o6 + stage[at + 6u * FOLDING],
-        outputs.o7 + stage[at + 7u * FOLDING],
-        outputs.sum + stage[at + 8u * FOLDING],
+        outputs.o1 + stage[at + APART],
+        outputs.o2 + stage[at + 2u * APART],
+        outputs.o3 + stage[at + 3u * APART],
+        outputs.o4 + stage[at + 4u * APART],
+        outputs.o5 + stage[at + 5u * APART],
+        outputs.o6 + stage[at + 6u * APART],
+        outputs.o7 + stage[at + 7u * APART],
     );
 }
 
-// What the last group has left: an element of the four outputs, and their sums.
+// The sum of what is left of an element.
 fn left_element(element: u32) -> vec4<f32> {
-    return stage[(element & 7u) * FOLDING + (element >> 3u)];
-}
-
-fn left_sum() -> vec4<f32> {
-    return stage[8u * FOLDING];
+    var sum = vec4(0.0);
+    for (var at = element >> 3u; at < FOLDING; at += v_lanes) {
+        sum += stage[(element & 7u) * APART + at];
+    }
+    return sum;
 }

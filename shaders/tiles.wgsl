@@ -1,5 +1,5 @@
-// Which queries does a workgroup attend? Four lanes of one tile, part of its context (a split, or a section of splits) and KV
-// head, and what each of them sees.
+// Which queries does a workgroup attend? Four lanes of one tile, or twice four, part of its context (a split, or a section of
+// splits) and KV head, and what each of them sees.
 
 struct AttendParams {
     record: RecordParams,
@@ -74,7 +74,7 @@ fn find_tile(item: u32) -> Tile {
     return load_tile(low);
 }
 
-// The work item's query vectors, one a lane.
+// Four query vectors of the work item, one a lane.
 struct Lanes {
     // Tokens seen, counted from the part's first one; none where `to` is 0.
     from_token: vec4<u32>,
@@ -116,6 +116,52 @@ fn lanes_of_split(lanes: Lanes, skipped: u32) -> Lanes {
 
 fn sees(lanes: Lanes, token: u32) -> vec4<bool> {
     return (vec4(token) >= lanes.from_token) & (vec4(token) < lanes.to_token);
+}
+
+// Tokens of a split that any of a work item's queries sees, and those that all do which see any.
+struct Span {
+    from_token: u32,
+    to_token: u32,
+    all_from: u32,
+    all_to: u32,
+}
+
+fn span_of(lanes: Lanes) -> Span {
+    let ends = lanes.to_token;
+    let unseen = ends == vec4(0u);
+    let starts = select(lanes.from_token, vec4(SPLIT), unseen);
+    let lasts = select(ends, vec4(SPLIT), unseen);
+    return Span(
+        min(min(starts.x, starts.y), min(starts.z, starts.w)),
+        max(max(ends.x, ends.y), max(ends.z, ends.w)),
+        max(max(lanes.from_token.x, lanes.from_token.y), max(lanes.from_token.z, lanes.from_token.w)),
+        min(min(lasts.x, lasts.y), min(lasts.z, lasts.w)),
+    );
+}
+
+fn both_spans(a: Span, b: Span) -> Span {
+    return Span(
+        min(a.from_token, b.from_token),
+        max(a.to_token, b.to_token),
+        max(a.all_from, b.all_from),
+        min(a.all_to, b.all_to),
+    );
+}
+
+// Whether any query sees one of four tokens.
+fn four_seen(span: Span, token: u32) -> bool {
+    return token + 4u > span.from_token && token < span.to_token;
+}
+
+// Whether all queries see all of so many tokens.
+fn all_see(span: Span, token: u32, tokens: u32) -> bool {
+    return token >= span.all_from && token + tokens <= span.all_to;
+}
+
+// What the rows of two tokens are scaled by.
+struct Scales {
+    keys: vec2<f32>,
+    values: vec2<f32>,
 }
 
 fn query_bits(index: u32) -> u32 {

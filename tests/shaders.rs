@@ -28,10 +28,11 @@ const DEFAULT_INVOCATIONS: u32 = 256;
 /// What WebGPU guarantees of all that naga counts as a capability and that kernels use: `unpack2x16float`.
 const CAPABILITIES: Capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
 
-/// A variant that naga accepts without any optional capability, its overrides still open.
-fn parse(wgsl: &str) -> Result<(Module, ModuleInfo)> {
+/// A variant that naga accepts without any optional capability but subgroups, its overrides still open.
+fn parse(wgsl: &str, subgroups: bool) -> Result<(Module, ModuleInfo)> {
+    let optional = if subgroups { Capabilities::SUBGROUP } else { Capabilities::empty() };
     let module = naga::front::wgsl::parse_str(wgsl).map_err(|error| anyhow!(error.emit_to_string(wgsl)))?;
-    let info = Validator::new(ValidationFlags::all(), CAPABILITIES)
+    let info = Validator::new(ValidationFlags::all(), CAPABILITIES | optional)
         .validate(&module)
         .map_err(|error| anyhow!(error.emit_to_string(wgsl)))?;
     Ok((module, info))
@@ -41,7 +42,8 @@ fn for_each_variant(check: impl Fn(&ShaderVariant, &Module, &ModuleInfo) -> Resu
     let failed: Vec<_> = shader_variants()
         .iter()
         .filter_map(|variant| {
-            let checked = parse(&variant.wgsl).and_then(|(module, info)| check(variant, &module, &info));
+            let checked =
+                parse(&variant.wgsl, variant.subgroups).and_then(|(module, info)| check(variant, &module, &info));
             checked.err().map(|error| format!("{}: {error:#}", variant.name))
         })
         .collect();
@@ -193,11 +195,11 @@ fn the_barrier_audit_tells_good_from_bad() {
         "switch thread { case 1u: { workgroupBarrier(); } default: {} }",
     ];
     for body in good {
-        let found = uniformity::divergent_barriers(&parse(&shader(body)).unwrap().0);
+        let found = uniformity::divergent_barriers(&parse(&shader(body), false).unwrap().0);
         assert!(found.is_empty(), "{body}: {found:?}");
     }
     for body in bad {
-        let found = uniformity::divergent_barriers(&parse(&shader(body)).unwrap().0);
+        let found = uniformity::divergent_barriers(&parse(&shader(body), false).unwrap().0);
         assert!(!found.is_empty(), "not flagged: {body}");
     }
 }
@@ -256,7 +258,8 @@ fn tint_accepts_every_variant() {
             variant.constants.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
         // With more slabs than the default limits allow, no pipeline can be made, but the text can be checked.
         let pipelines = variant.storage <= DEFAULT_STORAGE_BUFFERS;
-        let sidecar = serde_json::json!({ "constants": constants, "pipelines": pipelines });
+        let features: &[&str] = if variant.subgroups { &["subgroups"] } else { &[] };
+        let sidecar = serde_json::json!({ "constants": constants, "features": features, "pipelines": pipelines });
         std::fs::write(file.with_extension("json"), sidecar.to_string()).unwrap();
     }
     if std::env::var_os("KVTIDE_TINT").is_none() {

@@ -5,6 +5,7 @@ use super::health::{Health, device_error};
 use super::kernels::{MAX_SLABS, OTHER_BUFFERS, UNIFORM_BUFFERS};
 use super::memory::{BUFFER_USAGES, create_buffer};
 use super::pipelines::Pipelines;
+use super::shapes::{WORKGROUP_BYTES, tuning};
 use super::{NAME, Shared, WgpuBackend, WgpuBuffer};
 use crate::backend::{Caps, DeviceId, Operation};
 use crate::{Error, Result};
@@ -17,11 +18,8 @@ use std::sync::Arc;
 /// [`Caps::at_once`], for want of the number of processors.
 const AT_ONCE: u64 = 512;
 
-/// Query vectors of a work item of `attend`: the lanes of a `vec4`.
+/// Query vectors of a work item of `attend`, at least: the lanes of a `vec4`.
 pub(super) const QUERY_TILE: u32 = 4;
-/// Bytes of workgroup memory of the largest kernel; `tests/shaders.rs` checks that none uses more.
-#[doc(hidden)]
-pub const WORKGROUP_BYTES: u32 = (256 + 576) * 16;
 /// Largest slab: every API counts this far, in bytes.
 const LARGEST_SLAB: u64 = (1 << 31) - 256;
 
@@ -135,7 +133,8 @@ impl WgpuBackend {
         check(&adapter.get_info().name, &limits)?;
         let descriptor = DeviceDescriptor {
             label: Some("kvtide"),
-            required_features: adapter.features() & (clock::FEATURES | Features::MAPPABLE_PRIMARY_BUFFERS),
+            required_features: adapter.features()
+                & (clock::FEATURES | Features::MAPPABLE_PRIMARY_BUFFERS | Features::SUBGROUP),
             required_limits: limits,
             ..Default::default()
         };
@@ -177,7 +176,8 @@ impl WgpuBackend {
         if align > 256 {
             return Err(device_error(format!("buffer offsets must be multiples of {align}, more than 256")));
         }
-        let shared = Shared { device, queue, health, limits, caps, pipelines, spare, max_binding, align };
+        let subgroup = if device.features().contains(Features::SUBGROUP) { info.subgroup_min_size } else { 0 };
+        let shared = Shared { device, queue, health, limits, caps, pipelines, spare, max_binding, align, subgroup };
         Ok(WgpuBackend { shared: Arc::new(shared) })
     }
 }
@@ -216,7 +216,7 @@ fn caps(limits: &Limits, adapter: String) -> Caps {
         max_channels: ("max_uniform_buffer_binding_size", limits.max_uniform_buffer_binding_size),
         memory_bytes: None,
         query_tile: QUERY_TILE,
-        at_once: AT_ONCE,
+        at_once: tuning().at_once.unwrap_or(AT_ONCE),
         prefill: |_, _| None,
         overlap: false,
         formats: Operation::formats,

@@ -1,10 +1,10 @@
 //! `attend`: states of splits.
 
 use super::WgpuBuffer;
-use super::adapter::QUERY_TILE;
 use super::dispatch::{Dispatch, fold};
 use super::kernels::Kernel;
 use super::memory::{channels_window, view_window};
+use super::shapes::AttendShape;
 use super::stream::WgpuStream;
 use crate::attention::{SPLIT, state_words};
 use crate::backend::ops::Attend;
@@ -34,11 +34,12 @@ pub(super) fn attend(stream: &mut WgpuStream, args: &Attend<'_, WgpuBuffer>) -> 
     let own = [args.tables.whole(&shared)?, q_window, args.states.whole(&shared)?];
     let channels = channels_window(args.channels, &args.record, "attend", &shared)?;
     let buffers: Vec<_> = own.into_iter().chain(channels).collect();
+    let shape = AttendShape::new(&args.record, shared.subgroup);
     let dispatch = Dispatch {
-        kernel: Kernel::attend(&args.record),
+        kernel: Kernel::Attend(shape),
         buffers: &buffers,
         slabs: args.arena.slabs,
-        grid: [vectors.div_ceil(QUERY_TILE.into()), y, z],
+        grid: [vectors.div_ceil(shape.query_tile().into()), y, z],
     };
     let descriptors = [bytemuck::cast_slice(args.tiles), bytemuck::cast_slice(args.rows)];
     stream.dispatch(&dispatch, descriptors, |[tiles_at, rows_at]| AttendParams {
@@ -54,7 +55,7 @@ pub(super) fn attend(stream: &mut WgpuStream, args: &Attend<'_, WgpuBuffer>) -> 
         rows_at,
         items,
         state_words: state_words(geometry.v_dim()),
-        query_tile: QUERY_TILE,
+        query_tile: shape.query_tile(),
         first_item: 0,
     })
 }

@@ -1,13 +1,8 @@
-//! Which text does a kernel have, and what does it bind?
-//!
-//! The WGSL of a variant is put together from files of `shaders/` and the declarations of its slabs: an arena of several
-//! buffers is several bindings, with an accessor that chooses among them.
+//! Which kernels are there, what are they made of, and what do they bind?
 
-use crate::Dtype;
+use super::shapes::AttendShape;
 use crate::record::Record;
 use ::wgpu::Limits;
-use std::fmt::Write as _;
-use std::ops::Range;
 
 /// Storage buffers besides the slabs that a kernel binds at most, where nothing stands in for it: the descriptors and three of
 /// its own.
@@ -30,6 +25,8 @@ pub(super) enum Access {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Slabs {
     ReadQuads,
+    /// Rows of int8 pages are whole halves of quads.
+    ReadHalves,
     WriteQuads,
     /// Rows that share a quad have several writers, each of whole words.
     WriteWords,
@@ -38,7 +35,7 @@ pub(super) enum Slabs {
 impl Slabs {
     pub(super) const fn access(self) -> Access {
         match self {
-            Slabs::ReadQuads => Access::Read,
+            Slabs::ReadQuads | Slabs::ReadHalves => Access::Read,
             Slabs::WriteQuads | Slabs::WriteWords => Access::Write,
         }
     }
@@ -55,8 +52,7 @@ pub(super) enum Kernel {
     Copy,
     Gather,
     Scatter,
-    Attend(Dtype),
-    AttendInt8(u32),
+    Attend(AttendShape),
     Merge,
     Fold,
     Project,
@@ -71,7 +67,7 @@ pub(super) enum Kernel {
 pub(super) struct Spec {
     pub(super) name: &'static str,
     pub(super) entry: &'static str,
-    sources: &'static [&'static str],
+    pub(super) sources: &'static [&'static str],
     /// Bindings 0.. of group 1.
     pub(super) buffers: &'static [Access],
     pub(super) slabs: Option<Slabs>,
@@ -90,25 +86,25 @@ macro_rules! wgsl {
     };
 }
 
+pub(super) use wgsl;
+
 macro_rules! spec {
     ($name:literal, $entry:literal, $buffers:expr, $slabs:expr, [$($source:literal),*]) => {
         Spec { name: $name, entry: $entry, buffers: &$buffers, slabs: $slabs, sources: &[$(wgsl!($source)),*] }
     };
 }
 
+pub(super) use spec;
+
 impl Kernel {
-    /// All of them, for an example's channels.
-    const ALL: [Kernel; 18] = [
+    /// All but those of `attend`, for an example's channels.
+    pub(super) const OTHERS: [Kernel; 14] = [
         Kernel::Append,
         Kernel::AppendInt8(1024),
         Kernel::AppendProjectInt8(1024),
         Kernel::Copy,
         Kernel::Gather,
         Kernel::Scatter,
-        Kernel::Attend(Dtype::F32),
-        Kernel::Attend(Dtype::F16),
-        Kernel::Attend(Dtype::Bf16),
-        Kernel::AttendInt8(1024),
         Kernel::Merge,
         Kernel::Fold,
         Kernel::Project,
@@ -128,17 +124,13 @@ impl Kernel {
         record.format().is_quantized().then(|| Kernel::AppendProjectInt8(channels(record)))
     }
 
-    pub(super) fn attend(record: &Record) -> Self {
-        record.format().dtype().map_or(Kernel::AttendInt8(channels(record)), Kernel::Attend)
-    }
-
     pub(super) fn project(record: &Record) -> Self {
         record.format().dtype().map_or(Kernel::ProjectInt8(channels(record)), |_| Kernel::Project)
     }
 
     pub(super) const fn spec(self) -> Spec {
         use Access::{Channels, Read, Write};
-        use Slabs::{ReadQuads, WriteQuads, WriteWords};
+        use Slabs::{ReadHalves, ReadQuads, WriteQuads, WriteWords};
         match self {
             Kernel::Append => spec!(
                 "append",
@@ -191,33 +183,7 @@ impl Kernel {
             Kernel::Scatter => {
                 spec!("scatter", "transfer", [Read], Some(WriteQuads), ["params", "record", "transfer", "scatter"])
             }
-            Kernel::Attend(_) => spec!(
-                "attend",
-                "attend",
-                [Read, Read, Write],
-                Some(ReadQuads),
-                ["params", "record", "numeric", "softmax", "add", "tiles", "outputs", "attend", "attend_native"]
-            ),
-            Kernel::AttendInt8(_) => spec!(
-                "attend-int8",
-                "attend",
-                [Read, Read, Write, Channels],
-                Some(ReadQuads),
-                [
-                    "params",
-                    "record",
-                    "numeric",
-                    "softmax",
-                    "add",
-                    "channels",
-                    "codes",
-                    "halves",
-                    "tiles",
-                    "outputs",
-                    "attend",
-                    "attend_int8"
-                ]
-            ),
+            Kernel::Attend(shape) => shape.spec(),
             Kernel::Merge => {
                 spec!(
                     "merge",
@@ -239,7 +205,7 @@ impl Kernel {
                 "project-int8",
                 "project",
                 [Read, Write, Channels],
-                Some(ReadQuads),
+                Some(ReadHalves),
                 [
                     "params",
                     "record",
@@ -269,9 +235,24 @@ impl Kernel {
         }
     }
 
+    pub(super) const fn subgroups(self) -> bool {
+        matches!(self, Kernel::Attend(shape) if shape.subgroups())
+    }
+
+    /// The channels that it is compiled for.
+    pub(super) const fn channels(self) -> u32 {
+        match self {
+            Kernel::AppendInt8(channels) | Kernel::AppendProjectInt8(channels) | Kernel::ProjectInt8(channels) => {
+                channels
+            }
+            Kernel::Attend(shape) => shape.channels(),
+            _ => 0,
+        }
+    }
+
     pub(super) fn constants(self) -> Vec<(&'static str, f64)> {
         match self {
-            Kernel::Attend(dtype) => vec![("page_format", dtype.code().into())],
+            Kernel::Attend(shape) => shape.constants(),
             _ => Vec::new(),
         }
     }
@@ -282,7 +263,7 @@ impl Kernel {
     }
 
     /// Storage buffers of the variant with this many slab bindings.
-    fn storage_buffers(self, slabs: u32) -> u32 {
+    pub(super) fn storage_buffers(self, slabs: u32) -> u32 {
         let own = self.spec().buffers.iter().filter(|&&access| access != Access::Channels).count();
         1 + own as u32 + slabs
     }
@@ -295,109 +276,9 @@ impl Kernel {
             && storage + UNIFORM_BUFFERS <= limits.max_buffers_and_acceleration_structures_per_shader_stage
             && self.spec().first_slab() + slabs <= limits.max_bindings_per_bind_group
     }
-
-    pub(super) fn source(self, slabs: u32) -> String {
-        let spec = self.spec();
-        let mut text = spec.sources.join("\n");
-        if let Some(uses) = spec.slabs {
-            declare_slabs(&mut text, spec.first_slab()..spec.first_slab() + slabs, uses);
-        }
-        if let Kernel::AppendInt8(channels)
-        | Kernel::AppendProjectInt8(channels)
-        | Kernel::AttendInt8(channels)
-        | Kernel::ProjectInt8(channels) = self
-        {
-            declare_channels(&mut text, channels, spec.buffers);
-        }
-        text
-    }
 }
 
-fn channels(record: &Record) -> u32 {
+/// KV heads × elements of a key.
+pub(super) fn channels(record: &Record) -> u32 {
     record.geometry().kv_heads() * record.geometry().k_dim()
-}
-
-/// Bindings of the slabs and the functions that reach into them.
-fn declare_slabs(text: &mut String, bindings: Range<u32>, uses: Slabs) {
-    let (mode, ty) = match uses {
-        Slabs::ReadQuads => ("read", "vec4<u32>"),
-        Slabs::WriteQuads => ("read_write", "vec4<u32>"),
-        Slabs::WriteWords => ("read_write", "u32"),
-    };
-    text.push_str("\n// The slabs of the arena.\n");
-    let slabs = bindings.len() as u32;
-    for (slab, binding) in bindings.enumerate() {
-        let _ = writeln!(text, "@group(1) @binding({binding}) var<storage, {mode}> slab{slab}: array<{ty}>;");
-    }
-    if uses != Slabs::WriteWords {
-        accessor(text, slabs, "load_quad(slab: u32, quad: u32) -> vec4<u32>", |i| format!("return slab{i}[quad];"));
-    }
-    match uses {
-        Slabs::ReadQuads => {}
-        Slabs::WriteQuads => accessor(text, slabs, "store_quad(slab: u32, quad: u32, words: vec4<u32>)", |i| {
-            format!("slab{i}[quad] = words;")
-        }),
-        Slabs::WriteWords => {
-            accessor(text, slabs, "store_word(slab: u32, word: u32, value: u32)", |i| format!("slab{i}[word] = value;"))
-        }
-    }
-}
-
-/// The binding of the channels: three numbers for each of them. A uniform array has a length, and what is bound must be that
-/// long, so it is exactly what the caller has.
-fn declare_channels(text: &mut String, channels: u32, buffers: &[Access]) {
-    let binding = buffers.iter().position(|&access| access == Access::Channels).unwrap_or(buffers.len());
-    let fours = 3 * channels / 4;
-    let _ = writeln!(text, "\n// The channels of the keys.");
-    let _ = writeln!(text, "@group(1) @binding({binding}) var<uniform> channels: array<vec4<f32>, {fours}>;");
-}
-
-fn accessor(text: &mut String, slabs: u32, head: &str, body: impl Fn(u32) -> String) {
-    let _ = writeln!(text, "\nfn {head} {{\n    switch slab {{");
-    for slab in 1..slabs {
-        let _ = writeln!(text, "        case {slab}u: {{ {} }}", body(slab));
-    }
-    let _ = writeln!(text, "        default: {{ {} }}\n    }}\n}}", body(0));
-}
-
-/// One text that the backend may compile, for tests of shaders without a device.
-#[doc(hidden)]
-#[derive(Debug, Clone)]
-pub struct ShaderVariant {
-    /// Kernel, slabs and constants in one word.
-    pub name: String,
-    /// The whole module.
-    pub wgsl: String,
-    /// Its entry point.
-    pub entry: &'static str,
-    /// Values of its overrides.
-    pub constants: Vec<(&'static str, f64)>,
-    /// Its slab bindings.
-    pub slabs: u32,
-    /// The storage buffers that a device must be able to bind before the backend compiles it.
-    pub storage: u32,
-}
-
-/// Every text that the backend may compile.
-#[doc(hidden)]
-pub fn shader_variants() -> Vec<ShaderVariant> {
-    let mut variants = Vec::new();
-    for kernel in Kernel::ALL {
-        let spec = kernel.spec();
-        let most = if spec.slabs.is_some() { MAX_SLABS } else { 1 };
-        for slabs in std::iter::successors(Some(1), |n| Some(n * 2)).take_while(|&n| n <= most) {
-            let slabs = kernel.slab_bindings(slabs as usize);
-            let mut name = spec.name.to_owned();
-            if let Kernel::Attend(dtype) = kernel {
-                let _ = write!(name, "-{}", dtype.name());
-            }
-            if slabs > 0 {
-                let _ = write!(name, "-{slabs}");
-            }
-            let (wgsl, constants) = (kernel.source(slabs), kernel.constants());
-            let storage = kernel.storage_buffers(slabs);
-            variants.push(ShaderVariant { name, wgsl, entry: spec.entry, constants, slabs, storage });
-        }
-    }
-    variants
 }

@@ -19,20 +19,23 @@ mod memory;
 mod merge;
 mod pipelines;
 mod predict;
+mod shapes;
 mod stream;
 mod swap;
+mod text;
 mod tier;
 mod transfer;
+mod variants;
 
 /// The version of wgpu that this crate is built on: its types are in this module's signatures.
 pub use ::wgpu;
-#[doc(hidden)]
-pub use adapter::WORKGROUP_BYTES;
-#[doc(hidden)]
-pub use kernels::{ShaderVariant, shader_variants};
 pub use memory::{BUFFER_USAGES, WgpuBuffer};
+#[doc(hidden)]
+pub use shapes::WORKGROUP_BYTES;
 pub use stream::WgpuStream;
 pub use tier::WgpuHost;
+#[doc(hidden)]
+pub use variants::{ShaderVariant, shader_variants};
 
 use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, also_project};
 use super::{Backend, Caps, DeviceId, HostUse, Swap};
@@ -68,6 +71,8 @@ struct Shared {
     max_binding: u64,
     /// What binding offsets are multiples of, at most 256.
     align: u64,
+    /// The fewest threads that a subgroup has; 0 without subgroups.
+    subgroup: u32,
 }
 
 impl Shared {
