@@ -20,7 +20,7 @@ struct FoldRow {
 }
 
 @group(0) @binding(0) var<uniform> params: FoldParams;
-@group(1) @binding(0) var<storage, read_write> states: array<f32>;
+@group(1) @binding(0) var<storage, read_write> states: array<vec4<f32>>;
 
 fn load_fold_row(at: u32) -> FoldRow {
     return FoldRow(descriptors[at], descriptors[at + 1u], descriptors[at + 2u], descriptors[at + 3u]);
@@ -45,15 +45,10 @@ fn fold(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // The target may be the first source, whose maximum, sum and constant every thread has read by now.
     storageBarrier();
     if (element < params.v_dim) {
-        let at = (sources.to_index * params.q_heads + head) * params.state_words;
-        states[at + element] = total.o.x;
-        states[at + element + 1u] = total.o.y;
-        states[at + element + 2u] = total.o.z;
-        states[at + element + 3u] = total.o.w;
+        let at = state_quad(sources.to_index, head);
+        states[at + thread] = total.o;
         if (thread == 0u) {
-            states[at + params.v_dim] = total.m;
-            states[at + params.v_dim + 1u] = total.l;
-            states[at + params.v_dim + 2u] = total.c;
+            states[at + (params.v_dim >> 2u)] = vec4(total.m, total.l, total.c, 0.0);
         }
     }
 }

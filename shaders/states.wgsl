@@ -1,4 +1,5 @@
-// What do states say of four elements, and what two of them together? `params` and `states` are the kernel's own.
+// What do states say of four elements, and what two of them together? `params` and `states`, quads of words, are the
+// kernel's own.
 
 // Four elements, the maximum, the sum and what all scores lack; nothing was seen where the sum is 0.
 struct Total {
@@ -12,17 +13,16 @@ fn nothing() -> Total {
     return Total(vec4(0.0), 0.0, 0.0, 0.0);
 }
 
+// The first quad of a state and head; a quad behind its elements is the last.
+fn state_quad(state: u32, head: u32) -> u32 {
+    return ((state * params.q_heads + head) * params.state_words) >> 2u;
+}
+
 // Elements `element` and on of a state and head.
 fn load_state(state: u32, head: u32, element: u32) -> Total {
-    let first = (state * params.q_heads + head) * params.state_words;
-    let at = first + element;
-    let tail = first + params.v_dim;
-    return Total(
-        vec4(states[at], states[at + 1u], states[at + 2u], states[at + 3u]),
-        states[tail],
-        states[tail + 1u],
-        states[tail + 2u],
-    );
+    let first = state_quad(state, head);
+    let tail = states[first + (params.v_dim >> 2u)];
+    return Total(states[first + (element >> 2u)], tail.x, tail.y, tail.z);
 }
 
 fn plus(total: Total, state: Total) -> Total {

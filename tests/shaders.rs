@@ -253,7 +253,8 @@ fn tint_accepts_every_variant() {
     std::fs::create_dir_all(&folder).unwrap();
     for variant in shader_variants() {
         let file = folder.join(variant.name);
-        std::fs::write(file.with_extension("wgsl"), variant.wgsl).unwrap();
+        let enable = if variant.subgroups { "enable subgroups;\n" } else { "" };
+        std::fs::write(file.with_extension("wgsl"), enable.to_owned() + &variant.wgsl).unwrap();
         let constants: serde_json::Map<_, _> =
             variant.constants.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
         // With more slabs than the default limits allow, no pipeline can be made, but the text can be checked.

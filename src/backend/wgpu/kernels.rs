@@ -54,6 +54,8 @@ pub(super) enum Kernel {
     Scatter,
     Attend(AttendShape),
     Merge,
+    /// For many states of few rows.
+    MergeLong,
     Fold,
     Project,
     ProjectInt8(u32),
@@ -98,7 +100,7 @@ pub(super) use spec;
 
 impl Kernel {
     /// All but those of `attend`, for an example's channels.
-    pub(super) const OTHERS: [Kernel; 14] = [
+    pub(super) const OTHERS: [Kernel; 15] = [
         Kernel::Append,
         Kernel::AppendInt8(1024),
         Kernel::AppendProjectInt8(1024),
@@ -106,6 +108,7 @@ impl Kernel {
         Kernel::Gather,
         Kernel::Scatter,
         Kernel::Merge,
+        Kernel::MergeLong,
         Kernel::Fold,
         Kernel::Project,
         Kernel::ProjectInt8(1024),
@@ -184,15 +187,20 @@ impl Kernel {
                 spec!("scatter", "transfer", [Read], Some(WriteQuads), ["params", "record", "transfer", "scatter"])
             }
             Kernel::Attend(shape) => shape.spec(),
-            Kernel::Merge => {
-                spec!(
-                    "merge",
-                    "merge",
-                    [Read, Write, Write],
-                    None,
-                    ["params", "numeric", "softmax", "add", "states", "merge"]
-                )
-            }
+            Kernel::Merge => spec!(
+                "merge",
+                "merge",
+                [Read, Write, Write],
+                None,
+                ["params", "numeric", "softmax", "add", "merge_rows", "states", "merge"]
+            ),
+            Kernel::MergeLong => spec!(
+                "merge-long",
+                "merge",
+                [Read, Write, Write],
+                None,
+                ["params", "numeric", "softmax", "add", "merge_rows", "states", "merge_long"]
+            ),
             Kernel::Fold => spec!("fold", "fold", [Write], None, ["params", "softmax", "add", "states", "fold"]),
             Kernel::Project => spec!(
                 "project",

@@ -6,14 +6,33 @@ use super::kernels::Kernel;
 use super::memory::view_window;
 use super::stream::WgpuStream;
 use crate::Result;
-use crate::attention::state_words;
+use crate::attention::{SECTION, state_words};
 use crate::backend::ops::{Fold, Merge};
 use crate::backend::params::{FoldParams, MergeParams, ViewParams};
 use bytemuck::Zeroable;
 
-/// Threads of a workgroup of `merge`, and elements that each of them folds.
-const MERGE_THREADS: u64 = 64;
-const MERGE_ELEMENTS: u64 = 4;
+/// States of a row that one thread folds as fast as many.
+const FEW: u32 = 4;
+/// Those that are many to one thread even where there are [`ENOUGH`] others.
+const MANY: u32 = 64;
+/// Workgroups that keep a device busy while each waits for one state after the other.
+const ENOUGH: u64 = 512;
+/// Elements that a workgroup of `merge.wgsl` folds: four for each thread.
+const SHORT_ELEMENTS: u64 = 256;
+/// Elements of a head that a workgroup of `merge_long.wgsl` folds, which knows sections of one state and of four.
+const LONG_ELEMENTS: u64 = 16;
+const _: () = assert!(SECTION == 4);
+
+/// The kernel for these rows, and its workgroups.
+fn shape(args: &Merge<'_, WgpuBuffer>) -> (Kernel, u64) {
+    let most = args.rows.iter().map(|row| row.states).max().unwrap_or(0);
+    let outputs = args.rows.len() as u64 * u64::from(args.q_heads);
+    let short = (outputs * u64::from(args.v_dim)).div_ceil(SHORT_ELEMENTS);
+    if most <= FEW || (most <= MANY && short >= ENOUGH) {
+        return (Kernel::Merge, short);
+    }
+    (Kernel::MergeLong, outputs * u64::from(args.v_dim).div_ceil(LONG_ELEMENTS))
+}
 
 pub(super) fn merge(stream: &mut WgpuStream, args: &Merge<'_, WgpuBuffer>) -> Result<()> {
     let shared = stream.shared.clone();
@@ -28,10 +47,10 @@ pub(super) fn merge(stream: &mut WgpuStream, args: &Merge<'_, WgpuBuffer>) -> Re
         Some(view) => view_window(view, view.span([rows, heads, 1]).unwrap_or(u64::MAX), &shared)?,
         None => (shared.spare.whole(&shared)?, ViewParams::zeroed()),
     };
-    let threads = rows * heads * u64::from(args.v_dim) / MERGE_ELEMENTS;
-    let [x, y] = dispatch::fold(threads.div_ceil(MERGE_THREADS));
+    let (kernel, workgroups) = shape(args);
+    let [x, y] = dispatch::fold(workgroups);
     let dispatch = Dispatch {
-        kernel: Kernel::Merge,
+        kernel,
         buffers: &[args.states.whole(&shared)?, out_window, lse_window],
         slabs: &[],
         grid: [x, y, 1],

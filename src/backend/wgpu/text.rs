@@ -22,11 +22,7 @@ impl Kernel {
     /// The WGSL of the variant with this many slab bindings.
     pub(super) fn source(self, slabs: u32) -> String {
         let spec = self.spec();
-        let mut text = String::new();
-        if self.subgroups() {
-            text.push_str("enable subgroups;\n\n");
-        }
-        text.push_str(&spec.sources.join("\n"));
+        let mut text = spec.sources.join("\n");
         if let Some(uses) = spec.slabs {
             declare_slabs(&mut text, spec.first_slab()..spec.first_slab() + slabs, uses);
             if let Kernel::Attend(_) = self {

@@ -20,7 +20,8 @@ pub struct ShaderVariant {
     pub slabs: u32,
     /// The storage buffers that a device must be able to bind before the backend compiles it.
     pub storage: u32,
-    /// Whether it needs subgroups: the backend compiles it where the device has them.
+    /// Whether it uses subgroups, and is compiled where the device has them. Nothing enables them in the text: naga 30 knows no
+    /// such line, which other compilers ask for.
     pub subgroups: bool,
 }
 
