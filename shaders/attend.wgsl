@@ -17,15 +17,37 @@ const THREADS = 128u;
 // The score of what is not seen.
 const LOWEST = -3.0e38;
 
-// Elements of a key and of a value, and the threads that share a row of each: a power of two from 4 to 32.
-override k_dim: u32;
-override v_dim: u32;
-override k_lanes: u32;
-override v_lanes: u32;
+// What the kernel is compiled for, or 0 where the parameters say it: elements of a key and of a value, and the threads that
+// share a row of each, a power of two from 4 to 32.
+override only_k_dim: u32;
+override only_v_dim: u32;
+override only_k_lanes: u32;
+override only_v_lanes: u32;
 // Rows that a lane loads at once, four or eight.
 override key_rows: u32;
 override value_rows: u32;
 override wide: bool;
+
+fn k_dim() -> u32 {
+    return select(params.record.k_dim, only_k_dim, only_k_dim > 0u);
+}
+
+fn v_dim() -> u32 {
+    return select(params.record.v_dim, only_v_dim, only_v_dim > 0u);
+}
+
+// The fewest threads that can share a row.
+fn lanes_of(dim: u32) -> u32 {
+    return max(1u << (32u - countLeadingZeros((dim >> 3u) - 1u)), 4u);
+}
+
+fn k_lanes() -> u32 {
+    return select(lanes_of(params.record.k_dim), only_k_lanes, only_k_lanes > 0u);
+}
+
+fn v_lanes() -> u32 {
+    return select(lanes_of(params.record.v_dim), only_v_lanes, only_v_lanes > 0u);
+}
 
 // Element `i` of the first four queries at i, of the other four at OTHERS + i.
 var<workgroup> asked: array<vec4<f32>, 256>;
@@ -70,7 +92,7 @@ struct Running {
 }
 
 fn query_of(base: u32, lane: u32) -> Query {
-    let at = base + min(8u * lane, k_dim - 8u);
+    let at = base + min(8u * lane, k_dim() - 8u);
     return Query(
         asked[at],
         asked[at + 1u],
@@ -157,10 +179,10 @@ fn stage_weights(base: u32, p: Scores, thread: u32, scales: vec2<f32>) {
 fn plus_split(total: Running, top: vec4<f32>, l: vec4<f32>, thread: u32) -> Running {
     let step = step_to(total.m, total.l, top, l);
     var sum = Running(step.m, add(step, total.l, l), total.near, total.far);
-    if (thread < v_dim) {
+    if (thread < v_dim()) {
         sum.near = add(step, total.near, left_element(thread));
     }
-    if (THREADS + thread < v_dim) {
+    if (THREADS + thread < v_dim()) {
         sum.far = add(step, total.far, left_element(THREADS + thread));
     }
     return sum;
@@ -172,17 +194,17 @@ fn write_states(lanes: Lanes, total: Running, constant: vec4<f32>, thread: u32) 
             continue;
         }
         let at = lanes.state[lane];
-        if (thread < v_dim) {
+        if (thread < v_dim()) {
             states[at + thread] = total.near[lane];
         }
-        if (THREADS + thread < v_dim) {
+        if (THREADS + thread < v_dim()) {
             states[at + THREADS + thread] = total.far[lane];
         }
         if (thread == 0u) {
-            states[at + v_dim] = total.m[lane];
-            states[at + v_dim + 1u] = total.l[lane];
-            states[at + v_dim + 2u] = constant[lane];
-            states[at + v_dim + 3u] = 0.0;
+            states[at + v_dim()] = total.m[lane];
+            states[at + v_dim() + 1u] = total.l[lane];
+            states[at + v_dim() + 2u] = constant[lane];
+            states[at + v_dim() + 3u] = 0.0;
         }
     }
 }
@@ -207,7 +229,7 @@ fn attend(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
     if (wide) {
         all_others = load_lanes(tile, part, kv_head, first_vector + 4u);
     }
-    for (var element = thread; element < k_dim; element += THREADS) {
+    for (var element = thread; element < k_dim(); element += THREADS) {
         stage_query(all_lanes, kv_head, element, 0u);
         if (wide) {
             stage_query(all_others, kv_head, element, 1u);
@@ -224,8 +246,8 @@ fn attend(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
         workgroupBarrier();
     }
 
-    let key_lane = thread & (k_lanes - 1u);
-    let value_lane = thread & (v_lanes - 1u);
+    let key_lane = thread & (k_lanes() - 1u);
+    let value_lane = thread & (v_lanes() - 1u);
     var total = Running(vec4(LOWEST), vec4(0.0), vec4(0.0), vec4(0.0));
     var other_total = total;
     for (var skipped = 0u; skipped < (1u << params.split_shift); skipped += SPLIT) {
@@ -252,15 +274,15 @@ fn attend(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
         if (wide) {
             other_query = query_of(OTHERS, key_lane);
         }
-        let key_block = key_rows * THREADS / k_lanes;
+        let key_block = key_rows * THREADS / k_lanes();
         for (var block = span.from_token & ~(key_block - 1u); block < span.to_token; block += key_block) {
-            let token = block + key_rows * (thread / k_lanes);
+            let token = block + key_rows * (thread / k_lanes());
             var keys = Rows();
             var next_keys = Rows();
-            if (8u * key_lane < k_dim && four_seen(span, token)) {
+            if (8u * key_lane < k_dim() && four_seen(span, token)) {
                 keys = keys_at(tile, kv_head, first + token, key_lane);
             }
-            if (key_rows == 8u && 8u * key_lane < k_dim && four_seen(span, token + 4u)) {
+            if (key_rows == 8u && 8u * key_lane < k_dim() && four_seen(span, token + 4u)) {
                 next_keys = keys_at(tile, kv_head, first + token + 4u, key_lane);
             }
             add_up(products(keys, query), token, key_lane);
@@ -312,15 +334,15 @@ fn attend(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
         // 3. As in the first step, but for the values.
         var outputs = Outputs();
         var other_outputs = Outputs();
-        let value_block = value_rows * THREADS / v_lanes;
+        let value_block = value_rows * THREADS / v_lanes();
         for (var block = span.from_token & ~(value_block - 1u); block < span.to_token; block += value_block) {
-            let token = block + value_rows * (thread / v_lanes);
+            let token = block + value_rows * (thread / v_lanes());
             var values = Rows();
             var next_values = Rows();
-            if (8u * value_lane < v_dim && four_seen(span, token)) {
+            if (8u * value_lane < v_dim() && four_seen(span, token)) {
                 values = values_at(tile, kv_head, first + token, value_lane);
             }
-            if (value_rows == 8u && 8u * value_lane < v_dim && four_seen(span, token + 4u)) {
+            if (value_rows == 8u && 8u * value_lane < v_dim() && four_seen(span, token + 4u)) {
                 next_values = values_at(tile, kv_head, first + token + 4u, value_lane);
             }
             if (!all_see(span, token, value_rows)) {

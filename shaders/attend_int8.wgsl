@@ -48,7 +48,7 @@ const KEYS_HAVE_MEANS = true;
 fn sum_products(thread: u32) {
     if (thread < select(16u, 32u, wide)) {
         var sum = vec4(0.0);
-        for (var i = thread & 15u; i < k_dim; i += 16u) {
+        for (var i = thread & 15u; i < k_dim(); i += 16u) {
             sum += stage[SPLIT * (thread >> 4u) + i];
         }
         stage[SCRATCH + thread] = sum;

@@ -15,8 +15,8 @@ fn trade(low: vec4<f32>, high: vec4<f32>, upper: bool, mask: u32) -> vec4<f32> {
 
 // The sums over the lanes go to `stage` from `at` on: lanes of the i-th quarter end with that of token i.
 fn add_up(mine: Products, at: u32, lane: u32) {
-    let half = k_lanes >> 1u;
-    let quarter = k_lanes >> 2u;
+    let half = k_lanes() >> 1u;
+    let quarter = k_lanes() >> 2u;
     let upper = (lane & half) != 0u;
     var sum = trade(
         trade(mine.a, mine.c, upper, half),
@@ -24,13 +24,13 @@ fn add_up(mine: Products, at: u32, lane: u32) {
         (lane & quarter) != 0u,
         quarter,
     );
-    if (k_lanes >= 32u) {
+    if (k_lanes() >= 32u) {
         sum += subgroupShuffleXor(sum, 4u);
     }
-    if (k_lanes >= 16u) {
+    if (k_lanes() >= 16u) {
         sum += subgroupShuffleXor(sum, 2u);
     }
-    if (k_lanes >= 8u) {
+    if (k_lanes() >= 8u) {
         sum += subgroupShuffleXor(sum, 1u);
     }
     if ((lane & (quarter - 1u)) == 0u) {
@@ -45,17 +45,17 @@ fn left_sum(token: u32) -> vec4<f32> {
 fn leave_maximum(mine: vec4<f32>, thread: u32, which: u32) {
     var top = max(mine, subgroupShuffleXor(mine, 1u));
     top = max(top, subgroupShuffleXor(top, 2u));
-    if (k_lanes >= 8u) {
+    if (k_lanes() >= 8u) {
         top = max(top, subgroupShuffleXor(top, 4u));
     }
-    if (k_lanes >= 16u) {
+    if (k_lanes() >= 16u) {
         top = max(top, subgroupShuffleXor(top, 8u));
     }
-    if (k_lanes >= 32u) {
+    if (k_lanes() >= 32u) {
         top = max(top, subgroupShuffleXor(top, 16u));
     }
-    if ((thread & (k_lanes - 1u)) == 0u) {
-        stage[MAXIMA + 32u * which + thread / k_lanes] = top;
+    if ((thread & (k_lanes() - 1u)) == 0u) {
+        stage[MAXIMA + 32u * which + thread / k_lanes()] = top;
     }
 }
 
@@ -63,7 +63,7 @@ fn fold_maxima(thread: u32) {}
 
 fn maximum(which: u32) -> vec4<f32> {
     var top = vec4(LOWEST);
-    for (var i = 0u; i < THREADS / k_lanes; i++) {
+    for (var i = 0u; i < THREADS / k_lanes(); i++) {
         top = max(top, stage[MAXIMA + 32u * which + i]);
     }
     return top;
@@ -72,17 +72,17 @@ fn maximum(which: u32) -> vec4<f32> {
 fn leave_sum(mine: vec4<f32>, thread: u32, which: u32) {
     var sum = mine + subgroupShuffleXor(mine, 1u);
     sum += subgroupShuffleXor(sum, 2u);
-    if (k_lanes >= 8u) {
+    if (k_lanes() >= 8u) {
         sum += subgroupShuffleXor(sum, 4u);
     }
-    if (k_lanes >= 16u) {
+    if (k_lanes() >= 16u) {
         sum += subgroupShuffleXor(sum, 8u);
     }
-    if (k_lanes >= 32u) {
+    if (k_lanes() >= 32u) {
         sum += subgroupShuffleXor(sum, 16u);
     }
-    if ((thread & (k_lanes - 1u)) == 0u) {
-        stage[SUMS + 32u * which + thread / k_lanes] = sum;
+    if ((thread & (k_lanes() - 1u)) == 0u) {
+        stage[SUMS + 32u * which + thread / k_lanes()] = sum;
     }
 }
 
@@ -90,7 +90,7 @@ fn fold_sums(thread: u32) {}
 
 fn sum_of_weights(which: u32) -> vec4<f32> {
     var sum = vec4(0.0);
-    for (var i = 0u; i < THREADS / k_lanes; i++) {
+    for (var i = 0u; i < THREADS / k_lanes(); i++) {
         sum += stage[SUMS + 32u * which + i];
     }
     return sum;

@@ -11,11 +11,11 @@ const PARTS = SCRATCH + 128u;
 
 // Where a lane leaves its sum for the token `row` of the block: lanes of a row, and rows of a lane, are in different banks.
 fn left_at(row: u32, lane: u32) -> u32 {
-    return SPLIT + row * k_lanes + (lane ^ (row & (k_lanes - 1u)));
+    return SPLIT + row * k_lanes() + (lane ^ (row & (k_lanes() - 1u)));
 }
 
 fn add_up(mine: Products, at: u32, lane: u32) {
-    let row = at & (4u * THREADS / k_lanes - 1u);
+    let row = at & (4u * THREADS / k_lanes() - 1u);
     stage[left_at(row, lane)] = mine.a;
     stage[left_at(row + 1u, lane)] = mine.b;
     stage[left_at(row + 2u, lane)] = mine.c;
@@ -24,7 +24,7 @@ fn add_up(mine: Products, at: u32, lane: u32) {
 
 fn left_sum(row: u32) -> vec4<f32> {
     var sum = vec4(0.0);
-    for (var lane = 0u; lane < k_lanes; lane++) {
+    for (var lane = 0u; lane < k_lanes(); lane++) {
         sum += stage[left_at(row, lane)];
     }
     return sum;

@@ -58,7 +58,7 @@ fn add_left(outputs: Outputs, at: u32) -> Outputs {
 // The sum of what is left of an element.
 fn left_element(element: u32) -> vec4<f32> {
     var sum = vec4(0.0);
-    for (var at = element >> 3u; at < FOLDING; at += v_lanes) {
+    for (var at = element >> 3u; at < FOLDING; at += v_lanes()) {
         sum += stage[(element & 7u) * APART + at];
     }
     return sum;

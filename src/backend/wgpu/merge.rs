@@ -7,10 +7,13 @@ use super::memory::view_window;
 use super::stream::WgpuStream;
 use crate::Result;
 use crate::attention::{SECTION, state_words};
+use crate::backend::DeviceBuffer;
 use crate::backend::ops::{Fold, Merge};
 use crate::backend::params::{FoldParams, MergeParams, ViewParams};
 use bytemuck::Zeroable;
 
+/// Bytes that kernels read of states at once, at least.
+const STATE_UNIT: u64 = 16;
 /// States of a row that one thread folds as fast as many.
 const FEW: u32 = 4;
 /// Those that are many to one thread even where there are [`ENOUGH`] others.
@@ -47,14 +50,12 @@ pub(super) fn merge(stream: &mut WgpuStream, args: &Merge<'_, WgpuBuffer>) -> Re
         Some(view) => view_window(view, view.span([rows, heads, 1]).unwrap_or(u64::MAX), &shared)?,
         None => (shared.spare.whole(&shared)?, ViewParams::zeroed()),
     };
+    // Where no row has a state there may be no room for one.
+    let states = if args.states.bytes() < STATE_UNIT { &shared.spare } else { args.states };
     let (kernel, workgroups) = shape(args);
     let [x, y] = dispatch::fold(workgroups);
-    let dispatch = Dispatch {
-        kernel,
-        buffers: &[args.states.whole(&shared)?, out_window, lse_window],
-        slabs: &[],
-        grid: [x, y, 1],
-    };
+    let dispatch =
+        Dispatch { kernel, buffers: &[states.whole(&shared)?, out_window, lse_window], slabs: &[], grid: [x, y, 1] };
     stream.dispatch(&dispatch, [bytemuck::cast_slice(args.rows)], |[rows_at]| MergeParams {
         out,
         lse,

@@ -55,8 +55,8 @@ const WIDE_K_DIM: u32 = 128;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct AttendShape {
     format: PageFormat,
-    k_dim: u32,
-    v_dim: u32,
+    /// Elements of both keys and values, or 0 for any.
+    dim: u32,
     /// KV heads × elements of a key, where the format has [channels](Access::Channels).
     channels: u32,
     /// Whether a workgroup takes eight query vectors and not four.
@@ -65,10 +65,12 @@ pub(super) struct AttendShape {
     subgroups: bool,
 }
 
+/// Rows that have kernels of their own; one for all others takes seconds less to compile on some adapters than one for each.
+const DIMS: [u32; 3] = [64, 128, 256];
+
 /// Threads that share a row of so many elements.
-const fn lanes(dim: u32) -> u32 {
-    let lanes = (dim / 8).next_power_of_two();
-    if lanes < 4 { 4 } else { lanes }
+fn lanes(dim: u32) -> u32 {
+    (dim / 8).next_power_of_two().max(4)
 }
 
 impl AttendShape {
@@ -78,7 +80,8 @@ impl AttendShape {
         let channels = if format.is_quantized() { channels(record) } else { 0 };
         let subgroups = lanes(geometry.k_dim()) <= subgroup && tuning().subgroups;
         let wide = subgroups && geometry.group() > 4 && geometry.k_dim() <= WIDE_K_DIM && tuning().wide;
-        AttendShape { format, k_dim: geometry.k_dim(), v_dim: geometry.v_dim(), channels, wide, subgroups }
+        let own = DIMS.contains(&geometry.k_dim()) && geometry.k_dim() == geometry.v_dim();
+        AttendShape { format, dim: if own { geometry.k_dim() } else { 0 }, channels, wide, subgroups }
     }
 
     /// Query vectors of a workgroup.
@@ -103,13 +106,19 @@ impl AttendShape {
         }
     }
 
+    /// Whether lanes may load eight rows at once.
+    const fn deep(self) -> bool {
+        self.subgroups && self.dim > 0
+    }
+
     pub(super) fn constants(self) -> Vec<(&'static str, f64)> {
-        let rows = |deep: bool| if deep && self.subgroups { 8 } else { 4 };
+        let (lanes, rows) =
+            (if self.dim > 0 { lanes(self.dim) } else { 0 }, |deep| if deep && self.deep() { 8 } else { 4 });
         let mut constants = vec![
-            ("k_dim", self.k_dim.into()),
-            ("v_dim", self.v_dim.into()),
-            ("k_lanes", lanes(self.k_dim).into()),
-            ("v_lanes", lanes(self.v_dim).into()),
+            ("only_k_dim", self.dim.into()),
+            ("only_v_dim", self.dim.into()),
+            ("only_k_lanes", lanes.into()),
+            ("only_v_lanes", lanes.into()),
             ("key_rows", rows(tuning().deep_keys).into()),
             ("value_rows", rows(tuning().deep_values).into()),
             ("wide", u32::from(self.wide).into()),
@@ -120,15 +129,16 @@ impl AttendShape {
 
     /// Some of each kind, for tests of texts.
     pub(super) fn examples() -> Vec<Self> {
-        let shape = |format: PageFormat, (k_dim, v_dim), wide, subgroups| {
+        let shape = |format: PageFormat, dim, wide, subgroups| {
             let channels = if format.is_quantized() { 1024 } else { 0 };
-            AttendShape { format, k_dim, v_dim, channels, wide, subgroups }
+            AttendShape { format, dim, channels, wide, subgroups }
         };
         let of = |format| {
             [
-                shape(format, (128, 128), false, false),
-                shape(format, (256, 72), false, true),
-                shape(format, (128, 128), true, true),
+                shape(format, 0, false, false),
+                shape(format, 128, false, false),
+                shape(format, 0, false, true),
+                shape(format, 128, true, true),
             ]
         };
         PageFormat::ALL.into_iter().flat_map(of).collect()
@@ -137,8 +147,11 @@ impl AttendShape {
 
 impl fmt::Display for AttendShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lanes = if self.subgroups { "-subgroups" } else { "" };
-        write!(f, "{}-{}-{}-{}{lanes}", self.format.name(), self.k_dim, self.v_dim, self.query_tile())
+        write!(f, "{}-", self.format.name())?;
+        if self.dim > 0 {
+            write!(f, "{}-", self.dim)?;
+        }
+        write!(f, "{}{}", self.query_tile(), if self.subgroups { "-subgroups" } else { "" })
     }
 }
 
