@@ -257,8 +257,9 @@ fn tint_accepts_every_variant() {
         std::fs::write(file.with_extension("wgsl"), enable.to_owned() + &variant.wgsl).unwrap();
         let constants: serde_json::Map<_, _> =
             variant.constants.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
-        // With more slabs than the default limits allow, no pipeline can be made, but the text can be checked.
-        let pipelines = variant.storage <= DEFAULT_STORAGE_BUFFERS;
+        // With more slabs than the default limits allow, no pipeline can be made, but the text can be checked. Drivers take
+        // seconds for those of attend, which differ in the loads alone.
+        let pipelines = variant.storage <= DEFAULT_STORAGE_BUFFERS && (variant.slabs <= 1 || variant.entry != "attend");
         let features: &[&str] = if variant.subgroups { &["subgroups"] } else { &[] };
         let sidecar = serde_json::json!({ "constants": constants, "features": features, "pipelines": pipelines });
         std::fs::write(file.with_extension("json"), sidecar.to_string()).unwrap();
