@@ -134,17 +134,6 @@ fn slot_of(token: u32) -> u32 {
     return token & ((1u << params.record.page_shift) - 1u);
 }
 
-// This lane's elements of the keys of tokens `token` .. `token` + 4, which lie in one page.
-fn keys_at(tile: Tile, kv_head: u32, token: u32, lane: u32) -> Rows {
-    let record = params.record;
-    return load_rows(token_place(tile, token), key_word(record, kv_head, slot_of(token)), record.k_row_words, lane);
-}
-
-fn values_at(tile: Tile, kv_head: u32, token: u32, lane: u32) -> Rows {
-    let record = params.record;
-    return load_rows(token_place(tile, token), value_word(record, kv_head, slot_of(token)), record.v_row_words, lane);
-}
-
 // The values of four tokens by their weights, which start at `at`.
 fn add_values(outputs: Outputs, values: Rows, at: u32) -> Outputs {
     var sum = add_value(outputs, eight_a(values), stage[at]);
@@ -212,12 +201,13 @@ fn write_states(lanes: Lanes, total: Running, constant: vec4<f32>, thread: u32) 
 // Workgroups: x numbers the block of query vectors, y and z the pair of work item and KV head.
 @compute @workgroup_size(128)
 fn attend(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let record = params.record;
     let number = workgroup.z * FOLD + workgroup.y;
-    if (number >= params.items * params.record.kv_heads) {
+    if (number >= params.items * record.kv_heads) {
         return;
     }
-    let kv_head = number % params.record.kv_heads;
-    let item = params.first_item + number / params.record.kv_heads;
+    let kv_head = number % record.kv_heads;
+    let item = params.first_item + number / record.kv_heads;
     let tile = find_tile(item);
     let first_vector = workgroup.x * select(4u, 8u, wide);
     if (first_vector >= tile.rows * params.group) {
@@ -268,7 +258,7 @@ fn attend(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
         }
         let scales = load_scales(tile, kv_head, first, span, thread);
 
-        // 1. Rows have their lanes, four rows at once; what no query sees is not read.
+        // 1. Rows have their lanes, four or eight rows at once, which lie in one page; what no query sees is not read.
         let query = query_of(0u, key_lane);
         var other_query = Query();
         if (wide) {
@@ -279,11 +269,13 @@ fn attend(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
             let token = block + key_rows * (thread / k_lanes());
             var keys = Rows();
             var next_keys = Rows();
-            if (8u * key_lane < k_dim() && four_seen(span, token)) {
-                keys = keys_at(tile, kv_head, first + token, key_lane);
-            }
-            if (key_rows == 8u && 8u * key_lane < k_dim() && four_seen(span, token + 4u)) {
-                next_keys = keys_at(tile, kv_head, first + token + 4u, key_lane);
+            if (8u * key_lane < k_dim() && some_seen(span, token, key_rows)) {
+                let place = token_place(tile, first + token);
+                let word = key_word(record, kv_head, slot_of(first + token));
+                keys = load_rows(place, word, record.k_row_words, key_lane);
+                if (key_rows == 8u) {
+                    next_keys = load_rows(place, word + 4u * record.k_row_words, record.k_row_words, key_lane);
+                }
             }
             add_up(products(keys, query), token, key_lane);
             if (wide) {
@@ -337,13 +329,15 @@ fn attend(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
         let value_block = value_rows * THREADS / v_lanes();
         for (var block = span.from_token & ~(value_block - 1u); block < span.to_token; block += value_block) {
             let token = block + value_rows * (thread / v_lanes());
-            var values = Rows();
-            var next_values = Rows();
-            if (8u * value_lane < v_dim() && four_seen(span, token)) {
-                values = values_at(tile, kv_head, first + token, value_lane);
+            if (8u * value_lane >= v_dim() || !some_seen(span, token, value_rows)) {
+                continue;
             }
-            if (value_rows == 8u && 8u * value_lane < v_dim() && four_seen(span, token + 4u)) {
-                next_values = values_at(tile, kv_head, first + token + 4u, value_lane);
+            let place = token_place(tile, first + token);
+            let word = value_word(record, kv_head, slot_of(first + token));
+            var values = load_rows(place, word, record.v_row_words, value_lane);
+            var next_values = Rows();
+            if (value_rows == 8u) {
+                next_values = load_rows(place, word + 4u * record.v_row_words, record.v_row_words, value_lane);
             }
             if (!all_see(span, token, value_rows)) {
                 values = finite(values);

@@ -148,9 +148,9 @@ fn both_spans(a: Span, b: Span) -> Span {
     );
 }
 
-// Whether any query sees one of four tokens.
-fn four_seen(span: Span, token: u32) -> bool {
-    return token + 4u > span.from_token && token < span.to_token;
+// Whether any query sees one of so many tokens.
+fn some_seen(span: Span, token: u32, tokens: u32) -> bool {
+    return token + tokens > span.from_token && token < span.to_token;
 }
 
 // Whether all queries see all of so many tokens.
