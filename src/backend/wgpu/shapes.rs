@@ -63,8 +63,13 @@ pub(super) struct AttendShape {
     wide: bool,
     /// Whether lanes add up by shuffles, or through workgroup memory.
     subgroups: bool,
+    /// Whether lanes load eight rows at once, or four.
+    deep: bool,
 }
 
+/// The fewest threads of a subgroup of processors that hide what loads take behind other loads. Those that have fewer are
+/// mostly not GPUs, and take seconds to compile kernels of so many loads.
+const DEEP_SUBGROUP: u32 = 16;
 /// Rows that have kernels of their own; one for all others takes seconds less to compile on some adapters than one for each.
 const DIMS: [u32; 3] = [64, 128, 256];
 
@@ -81,7 +86,8 @@ impl AttendShape {
         let subgroups = lanes(geometry.k_dim()) <= subgroup && tuning().subgroups;
         let wide = subgroups && geometry.group() > 4 && geometry.k_dim() <= WIDE_K_DIM && tuning().wide;
         let own = DIMS.contains(&geometry.k_dim()) && geometry.k_dim() == geometry.v_dim();
-        AttendShape { format, dim: if own { geometry.k_dim() } else { 0 }, channels, wide, subgroups }
+        let (dim, deep) = (if own { geometry.k_dim() } else { 0 }, own && subgroups && subgroup >= DEEP_SUBGROUP);
+        AttendShape { format, dim, channels, wide, subgroups, deep }
     }
 
     /// Query vectors of a workgroup.
@@ -106,14 +112,9 @@ impl AttendShape {
         }
     }
 
-    /// Whether lanes may load eight rows at once.
-    const fn deep(self) -> bool {
-        self.subgroups && self.dim > 0
-    }
-
     pub(super) fn constants(self) -> Vec<(&'static str, f64)> {
         let (lanes, rows) =
-            (if self.dim > 0 { lanes(self.dim) } else { 0 }, |deep| if deep && self.deep() { 8 } else { 4 });
+            (if self.dim > 0 { lanes(self.dim) } else { 0 }, |deep| if deep && self.deep { 8 } else { 4 });
         let mut constants = vec![
             ("only_k_dim", self.dim.into()),
             ("only_v_dim", self.dim.into()),
@@ -131,7 +132,7 @@ impl AttendShape {
     pub(super) fn examples() -> Vec<Self> {
         let shape = |format: PageFormat, dim, wide, subgroups| {
             let channels = if format.is_quantized() { 1024 } else { 0 };
-            AttendShape { format, dim, channels, wide, subgroups }
+            AttendShape { format, dim, channels, wide, subgroups, deep: wide }
         };
         let of = |format| {
             [
