@@ -1,6 +1,5 @@
 // What do query rows see in the pages? A workgroup takes one split of 256 tokens, or a section of such, one KV head and four
-// query vectors (row × query head), or eight where it is `wide`, and computes one mergeable state for each of them, a split at
-// a time, in four steps:
+// query vectors (row × query head), and computes one mergeable state for each of them, a split at a time, in four steps:
 //
 // 1. scores: the lanes of a row have eight elements of it each, and of the queries, and add up their products;
 // 2. softmax: the exact maximum of each query over the split, then the weights 2^(score - maximum);
@@ -18,22 +17,18 @@ const THREADS = 128u;
 const LOWEST = -3.0e38;
 
 // What the kernel is compiled for, or 0 where the parameters say it: elements of a key and of a value, and the threads that
-// share a row of each, a power of two from 4 to 32.
-override only_k_dim: u32;
-override only_v_dim: u32;
-override only_k_lanes: u32;
-override only_v_lanes: u32;
+// share a row of either, a power of two from 4 to 32.
+override only_dim: u32;
+override only_lanes: u32;
 // Rows that a lane loads at once, four or eight.
-override key_rows: u32;
-override value_rows: u32;
-override wide: bool;
+override lane_rows: u32;
 
 fn k_dim() -> u32 {
-    return select(params.record.k_dim, only_k_dim, only_k_dim > 0u);
+    return select(params.record.k_dim, only_dim, only_dim > 0u);
 }
 
 fn v_dim() -> u32 {
-    return select(params.record.v_dim, only_v_dim, only_v_dim > 0u);
+    return select(params.record.v_dim, only_dim, only_dim > 0u);
 }
 
 // The fewest threads that can share a row.
@@ -42,17 +37,16 @@ fn lanes_of(dim: u32) -> u32 {
 }
 
 fn k_lanes() -> u32 {
-    return select(lanes_of(params.record.k_dim), only_k_lanes, only_k_lanes > 0u);
+    return select(lanes_of(params.record.k_dim), only_lanes, only_lanes > 0u);
 }
 
 fn v_lanes() -> u32 {
-    return select(lanes_of(params.record.v_dim), only_v_lanes, only_v_lanes > 0u);
+    return select(lanes_of(params.record.v_dim), only_lanes, only_lanes > 0u);
 }
 
-// Element `i` of the first four queries at i, of the other four at OTHERS + i.
+// The elements of the queries.
 var<workgroup> asked: array<vec4<f32>, 256>;
-const OTHERS = 128u;
-// Scores, then weights, of the split's tokens, those of the other four queries behind SPLIT; then the outputs that fold.
+// Scores, then weights, of the split's tokens; then the outputs that fold.
 // What comes behind SCRATCH is for what threads tell each other of maxima and sums.
 var<workgroup> stage: array<vec4<f32>, STAGE>;
 const SCRATCH = 520u;
@@ -91,8 +85,8 @@ struct Running {
     far: vec4<f32>,
 }
 
-fn query_of(base: u32, lane: u32) -> Query {
-    let at = base + min(8u * lane, k_dim() - 8u);
+fn query_of(lane: u32) -> Query {
+    let at = min(8u * lane, k_dim() - 8u);
     return Query(
         asked[at],
         asked[at + 1u],
@@ -142,10 +136,10 @@ fn add_values(outputs: Outputs, values: Rows, at: u32) -> Outputs {
     return add_value(sum, eight_d(values), stage[at + 3u]);
 }
 
-// The scores of tokens `thread` and THREADS + `thread` of the four queries from `base` on.
-fn scores_at(lanes: Lanes, base: u32, thread: u32, scales: vec2<f32>) -> Scores {
-    let a = stage[base + thread] * scales.x * params.scale_log2;
-    let b = stage[base + THREADS + thread] * scales.y * params.scale_log2;
+// The scores of tokens `thread` and THREADS + `thread`.
+fn scores_at(lanes: Lanes, thread: u32, scales: vec2<f32>) -> Scores {
+    let a = stage[thread] * scales.x * params.scale_log2;
+    let b = stage[THREADS + thread] * scales.y * params.scale_log2;
     return Scores(
         select(vec4(LOWEST), a, sees(lanes, thread)),
         select(vec4(LOWEST), b, sees(lanes, THREADS + thread)),
@@ -159,9 +153,9 @@ fn weights_of(lanes: Lanes, scores: Scores, top: vec4<f32>, thread: u32) -> Scor
     );
 }
 
-fn stage_weights(base: u32, p: Scores, thread: u32, scales: vec2<f32>) {
-    stage[base + thread] = weigh_value(p.a, scales.x);
-    stage[base + THREADS + thread] = weigh_value(p.b, scales.y);
+fn stage_weights(p: Scores, thread: u32, scales: vec2<f32>) {
+    stage[thread] = weigh_value(p.a, scales.x);
+    stage[THREADS + thread] = weigh_value(p.b, scales.y);
 }
 
 // The state of this split, whose outputs are left in `stage`, comes to those before.
@@ -209,46 +203,31 @@ fn attend(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
     let kv_head = number % record.kv_heads;
     let item = params.first_item + number / record.kv_heads;
     let tile = find_tile(item);
-    let first_vector = workgroup.x * select(4u, 8u, wide);
+    let first_vector = 4u * workgroup.x;
     if (first_vector >= tile.rows * params.group) {
         return;
     }
     let part = tile.split + item - tile.item;
-    let all_lanes = load_lanes(tile, part, kv_head, first_vector);
-    var all_others = Lanes();
-    if (wide) {
-        all_others = load_lanes(tile, part, kv_head, first_vector + 4u);
-    }
+    let part_lanes = load_lanes(tile, part, kv_head, first_vector);
     for (var element = thread; element < k_dim(); element += THREADS) {
-        stage_query(all_lanes, kv_head, element, 0u);
-        if (wide) {
-            stage_query(all_others, kv_head, element, 1u);
-        }
+        stage_query(part_lanes, kv_head, element);
     }
     workgroupBarrier();
     var constant = vec4(0.0);
-    var other_constant = vec4(0.0);
     if (KEYS_HAVE_MEANS) {
         sum_products(thread);
         workgroupBarrier();
-        constant = product(0u);
-        other_constant = product(1u);
+        constant = product();
         workgroupBarrier();
     }
 
     let key_lane = thread & (k_lanes() - 1u);
     let value_lane = thread & (v_lanes() - 1u);
     var total = Running(vec4(LOWEST), vec4(0.0), vec4(0.0), vec4(0.0));
-    var other_total = total;
     for (var skipped = 0u; skipped < (1u << params.split_shift); skipped += SPLIT) {
         let first = (part << params.split_shift) + skipped;
-        let lanes = lanes_of_split(all_lanes, skipped);
-        var others = Lanes();
-        var span = span_of(lanes);
-        if (wide) {
-            others = lanes_of_split(all_others, skipped);
-            span = both_spans(span, span_of(others));
-        }
+        let lanes = lanes_of_split(part_lanes, skipped);
+        let span = span_of(lanes);
         if (span.from_token >= span.to_token) {
             continue;
         }
@@ -259,33 +238,23 @@ fn attend(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
         let scales = load_scales(tile, kv_head, first, span, thread);
 
         // 1. Rows have their lanes, four or eight rows at once, which lie in one page; what no query sees is not read.
-        let query = query_of(0u, key_lane);
-        var other_query = Query();
-        if (wide) {
-            other_query = query_of(OTHERS, key_lane);
-        }
-        let key_block = key_rows * THREADS / k_lanes();
+        let query = query_of(key_lane);
+        let key_block = lane_rows * THREADS / k_lanes();
         for (var block = span.from_token & ~(key_block - 1u); block < span.to_token; block += key_block) {
-            let token = block + key_rows * (thread / k_lanes());
+            let token = block + lane_rows * (thread / k_lanes());
             var keys = Rows();
             var next_keys = Rows();
-            if (8u * key_lane < k_dim() && some_seen(span, token, key_rows)) {
+            if (8u * key_lane < k_dim() && some_seen(span, token, lane_rows)) {
                 let place = token_place(tile, first + token);
                 let word = key_word(record, kv_head, slot_of(first + token));
                 keys = load_rows(place, word, record.k_row_words, key_lane);
-                if (key_rows == 8u) {
+                if (lane_rows == 8u) {
                     next_keys = load_rows(place, word + 4u * record.k_row_words, record.k_row_words, key_lane);
                 }
             }
             add_up(products(keys, query), token, key_lane);
-            if (wide) {
-                add_up(products(keys, other_query), SPLIT + token, key_lane);
-            }
-            if (key_rows == 8u) {
+            if (lane_rows == 8u) {
                 add_up(products(next_keys, query), token + 4u, key_lane);
-            }
-            if (key_rows == 8u && wide) {
-                add_up(products(next_keys, other_query), SPLIT + token + 4u, key_lane);
             }
             if (SUMS_ARE_LEFT) {
                 workgroupBarrier();
@@ -298,60 +267,41 @@ fn attend(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
         workgroupBarrier();
 
         // 2. A thread has two tokens.
-        let scores = scores_at(lanes, 0u, thread, scales.keys);
-        leave_maximum(max(scores.a, scores.b), thread, 0u);
-        var other_scores = Scores();
-        if (wide) {
-            other_scores = scores_at(others, SPLIT, thread, scales.keys);
-            leave_maximum(max(other_scores.a, other_scores.b), thread, 1u);
-        }
+        let scores = scores_at(lanes, thread, scales.keys);
+        leave_maximum(max(scores.a, scores.b), thread);
         workgroupBarrier();
         if (PARTS_ARE_LEFT) {
             fold_maxima(thread);
             workgroupBarrier();
         }
-        let top = maximum(0u);
+        let top = maximum();
         let p = weights_of(lanes, scores, top, thread);
-        stage_weights(0u, p, thread, scales.values);
-        leave_sum(p.a + p.b, thread, 0u);
-        var other_top = vec4(LOWEST);
-        if (wide) {
-            other_top = maximum(1u);
-            let other_p = weights_of(others, other_scores, other_top, thread);
-            stage_weights(SPLIT, other_p, thread, scales.values);
-            leave_sum(other_p.a + other_p.b, thread, 1u);
-        }
+        stage_weights(p, thread, scales.values);
+        leave_sum(p.a + p.b, thread);
         workgroupBarrier();
 
         // 3. As in the first step, but for the values.
         var outputs = Outputs();
-        var other_outputs = Outputs();
-        let value_block = value_rows * THREADS / v_lanes();
+        let value_block = lane_rows * THREADS / v_lanes();
         for (var block = span.from_token & ~(value_block - 1u); block < span.to_token; block += value_block) {
-            let token = block + value_rows * (thread / v_lanes());
-            if (8u * value_lane >= v_dim() || !some_seen(span, token, value_rows)) {
+            let token = block + lane_rows * (thread / v_lanes());
+            if (8u * value_lane >= v_dim() || !some_seen(span, token, lane_rows)) {
                 continue;
             }
             let place = token_place(tile, first + token);
             let word = value_word(record, kv_head, slot_of(first + token));
             var values = load_rows(place, word, record.v_row_words, value_lane);
             var next_values = Rows();
-            if (value_rows == 8u) {
+            if (lane_rows == 8u) {
                 next_values = load_rows(place, word + 4u * record.v_row_words, record.v_row_words, value_lane);
             }
-            if (!all_see(span, token, value_rows)) {
+            if (!all_see(span, token, lane_rows)) {
                 values = finite(values);
                 next_values = finite(next_values);
             }
             outputs = add_values(outputs, values, token);
-            if (wide) {
-                other_outputs = add_values(other_outputs, values, SPLIT + token);
-            }
-            if (value_rows == 8u) {
+            if (lane_rows == 8u) {
                 outputs = add_values(outputs, next_values, token + 4u);
-            }
-            if (value_rows == 8u && wide) {
-                other_outputs = add_values(other_outputs, next_values, SPLIT + token + 4u);
             }
         }
         if (PARTS_ARE_LEFT) {
@@ -368,22 +318,7 @@ fn attend(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation
             leave(add_left(outputs, thread), thread);
         }
         workgroupBarrier();
-        total = plus_split(total, top, sum_of_weights(0u), thread);
-        if (wide) {
-            workgroupBarrier();
-            if (thread >= FOLDING) {
-                leave(other_outputs, thread - FOLDING);
-            }
-            workgroupBarrier();
-            if (thread < FOLDING) {
-                leave(add_left(other_outputs, thread), thread);
-            }
-            workgroupBarrier();
-            other_total = plus_split(other_total, other_top, sum_of_weights(1u), thread);
-        }
+        total = plus_split(total, top, sum_of_weights(), thread);
     }
-    write_states(all_lanes, total, constant, thread);
-    if (wide) {
-        write_states(all_others, other_total, other_constant, thread);
-    }
+    write_states(part_lanes, total, constant, thread);
 }

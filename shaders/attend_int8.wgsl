@@ -32,33 +32,33 @@ fn finite(rows: Rows) -> Rows {
     return rows;
 }
 
-// The products of queries with the means, before anything else is in `stage`; those of the other four behind them.
-fn stage_query(lanes: Lanes, kv_head: u32, element: u32, which: u32) {
+// The products of queries with the means come before anything else is in `stage`.
+fn stage_query(lanes: Lanes, kv_head: u32, element: u32) {
     let record = params.record;
     let query = load_query(lanes, element);
     let four = element & ~3u;
-    asked[OTHERS * which + element] = query * channel_four(record, kv_head, SCALE, four)[element & 3u];
-    stage[SPLIT * which + element] = query * channel_four(record, kv_head, MEAN, four)[element & 3u];
+    asked[element] = query * channel_four(record, kv_head, SCALE, four)[element & 3u];
+    stage[element] = query * channel_four(record, kv_head, MEAN, four)[element & 3u];
 }
 
 const KEYS_HAVE_MEANS = true;
 
-// Query · mean × scale × log2 e, in an order that depends on the number of elements alone: first 16 threads for each four
-// queries sum every 16th product, then their results are added.
+// Query · mean × scale × log2 e, in an order that depends on the number of elements alone: first 16 threads sum
+// every 16th product, then their results are added.
 fn sum_products(thread: u32) {
-    if (thread < select(16u, 32u, wide)) {
+    if (thread < 16u) {
         var sum = vec4(0.0);
-        for (var i = thread & 15u; i < k_dim(); i += 16u) {
-            sum += stage[SPLIT * (thread >> 4u) + i];
+        for (var i = thread; i < k_dim(); i += 16u) {
+            sum += stage[i];
         }
         stage[SCRATCH + thread] = sum;
     }
 }
 
-fn product(which: u32) -> vec4<f32> {
+fn product() -> vec4<f32> {
     var sum = vec4(0.0);
     for (var i = 0u; i < 16u; i++) {
-        sum += stage[SCRATCH + 16u * which + i];
+        sum += stage[SCRATCH + i];
     }
     return sum * params.scale_log2;
 }

@@ -77,8 +77,8 @@ fn finite(rows: Rows) -> Rows {
     return Rows(finite_four(rows.low), finite_four(rows.high));
 }
 
-fn stage_query(lanes: Lanes, kv_head: u32, element: u32, which: u32) {
-    asked[OTHERS * which + element] = load_query(lanes, element);
+fn stage_query(lanes: Lanes, kv_head: u32, element: u32) {
+    asked[element] = load_query(lanes, element);
 }
 
 // Keys lack nothing, and rows have no scales.
@@ -86,7 +86,7 @@ const KEYS_HAVE_MEANS = false;
 
 fn sum_products(thread: u32) {}
 
-fn product(which: u32) -> vec4<f32> {
+fn product() -> vec4<f32> {
     return vec4(0.0);
 }
 

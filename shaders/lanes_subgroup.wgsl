@@ -1,12 +1,12 @@
 // How do the lanes of a key's row add up? By shuffles: the lanes of a row are part of one subgroup, of whatever size. Each of
 // them starts with a sum of its own for four tokens, hands two on, then one, and ends with that of one token.
 
-const STAGE = 648u;
+const STAGE = 584u;
 const SUMS_ARE_LEFT = false;
 const PARTS_ARE_LEFT = false;
-// What the lanes of each row tell of the maximum and the sum of their tokens, for either four queries.
+// What the lanes of each row tell of the maximum and the sum of their tokens.
 const MAXIMA = SCRATCH;
-const SUMS = SCRATCH + 64u;
+const SUMS = SCRATCH + 32u;
 
 // Keeps one of two sums and adds the other lane's: the second where `upper`.
 fn trade(low: vec4<f32>, high: vec4<f32>, upper: bool, mask: u32) -> vec4<f32> {
@@ -42,7 +42,7 @@ fn left_sum(token: u32) -> vec4<f32> {
     return vec4(0.0);
 }
 
-fn leave_maximum(mine: vec4<f32>, thread: u32, which: u32) {
+fn leave_maximum(mine: vec4<f32>, thread: u32) {
     var top = max(mine, subgroupShuffleXor(mine, 1u));
     top = max(top, subgroupShuffleXor(top, 2u));
     if (k_lanes() >= 8u) {
@@ -55,21 +55,21 @@ fn leave_maximum(mine: vec4<f32>, thread: u32, which: u32) {
         top = max(top, subgroupShuffleXor(top, 16u));
     }
     if ((thread & (k_lanes() - 1u)) == 0u) {
-        stage[MAXIMA + 32u * which + thread / k_lanes()] = top;
+        stage[MAXIMA + thread / k_lanes()] = top;
     }
 }
 
 fn fold_maxima(thread: u32) {}
 
-fn maximum(which: u32) -> vec4<f32> {
+fn maximum() -> vec4<f32> {
     var top = vec4(LOWEST);
     for (var i = 0u; i < THREADS / k_lanes(); i++) {
-        top = max(top, stage[MAXIMA + 32u * which + i]);
+        top = max(top, stage[MAXIMA + i]);
     }
     return top;
 }
 
-fn leave_sum(mine: vec4<f32>, thread: u32, which: u32) {
+fn leave_sum(mine: vec4<f32>, thread: u32) {
     var sum = mine + subgroupShuffleXor(mine, 1u);
     sum += subgroupShuffleXor(sum, 2u);
     if (k_lanes() >= 8u) {
@@ -82,16 +82,16 @@ fn leave_sum(mine: vec4<f32>, thread: u32, which: u32) {
         sum += subgroupShuffleXor(sum, 16u);
     }
     if ((thread & (k_lanes() - 1u)) == 0u) {
-        stage[SUMS + 32u * which + thread / k_lanes()] = sum;
+        stage[SUMS + thread / k_lanes()] = sum;
     }
 }
 
 fn fold_sums(thread: u32) {}
 
-fn sum_of_weights(which: u32) -> vec4<f32> {
+fn sum_of_weights() -> vec4<f32> {
     var sum = vec4(0.0);
     for (var i = 0u; i < THREADS / k_lanes(); i++) {
-        sum += stage[SUMS + 32u * which + i];
+        sum += stage[SUMS + i];
     }
     return sum;
 }

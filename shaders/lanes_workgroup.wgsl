@@ -1,5 +1,5 @@
 // How do the lanes of a key's row add up without subgroups? Each leaves its sums for four tokens in workgroup memory, and
-// one thread a token adds them. There are four queries, and behind the scores' 256 places of `stage` room for all sums.
+// one thread a token adds them. Behind the scores' 256 places of `stage` room for all sums.
 
 const STAGE = 768u;
 const SUMS_ARE_LEFT = true;
@@ -30,7 +30,7 @@ fn left_sum(row: u32) -> vec4<f32> {
     return sum;
 }
 
-fn leave_maximum(mine: vec4<f32>, thread: u32, which: u32) {
+fn leave_maximum(mine: vec4<f32>, thread: u32) {
     stage[MAXIMA + thread] = mine;
 }
 
@@ -45,7 +45,7 @@ fn fold_maxima(thread: u32) {
     }
 }
 
-fn maximum(which: u32) -> vec4<f32> {
+fn maximum() -> vec4<f32> {
     var top = vec4(LOWEST);
     for (var i = 0u; i < 16u; i++) {
         top = max(top, stage[PARTS + i]);
@@ -53,7 +53,7 @@ fn maximum(which: u32) -> vec4<f32> {
     return top;
 }
 
-fn leave_sum(mine: vec4<f32>, thread: u32, which: u32) {
+fn leave_sum(mine: vec4<f32>, thread: u32) {
     stage[SUMS + thread] = mine;
 }
 
@@ -67,7 +67,7 @@ fn fold_sums(thread: u32) {
     }
 }
 
-fn sum_of_weights(which: u32) -> vec4<f32> {
+fn sum_of_weights() -> vec4<f32> {
     var sum = vec4(0.0);
     for (var i = 0u; i < 16u; i++) {
         sum += stage[PARTS + i];

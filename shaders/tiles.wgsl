@@ -1,5 +1,5 @@
-// Which queries does a workgroup attend? Four lanes of one tile, or twice four, part of its context (a split, or a section of
-// splits) and KV head, and what each of them sees.
+// Which queries does a workgroup attend? Four lanes of one tile, part of its context (a split, or a section of splits) and KV
+// head, and what each of them sees.
 
 struct AttendParams {
     record: RecordParams,
@@ -136,15 +136,6 @@ fn span_of(lanes: Lanes) -> Span {
         max(max(ends.x, ends.y), max(ends.z, ends.w)),
         max(max(lanes.from_token.x, lanes.from_token.y), max(lanes.from_token.z, lanes.from_token.w)),
         min(min(lasts.x, lasts.y), min(lasts.z, lasts.w)),
-    );
-}
-
-fn both_spans(a: Span, b: Span) -> Span {
-    return Span(
-        min(a.from_token, b.from_token),
-        max(a.to_token, b.to_token),
-        max(a.all_from, b.all_from),
-        min(a.all_to, b.all_to),
     );
 }
 

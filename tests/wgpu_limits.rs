@@ -50,6 +50,26 @@ fn default_limits_are_enough_to_project_what_is_appended() {
     });
 }
 
+/// How lanes add up, and how many rows they load at once, depends on the device. A caller's own may lack subgroups where its
+/// adapter has them, and software adapters have the kernels of others when they are told to.
+#[test]
+#[cfg(feature = "conformance")]
+fn attend_keeps_its_contracts_whatever_it_is_compiled_for() {
+    use kvtide::backend::Operation;
+    on_adapters(|adapter| {
+        let (device, queue) = default_device(adapter);
+        let opened = || WgpuBackend::open_adapter(adapter).unwrap();
+        let without_subgroups = WgpuBackend::from_device(device, queue).unwrap();
+        for backend in [without_subgroups, opened().with_own_kernels()] {
+            let attends =
+                |case: &kvtide::conformance::Case| case.operation == Operation::Attend && case.weight < 40_000;
+            let report = kvtide::conformance::run(&backend, attends, |_, _| ());
+            assert_eq!(report.failed, 0, "{:?}", report.failures);
+            assert!(report.passed > 100, "{}", report.passed);
+        }
+    });
+}
+
 #[test]
 fn a_limit_that_is_too_small_is_named() {
     let small = [

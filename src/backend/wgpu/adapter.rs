@@ -5,7 +5,7 @@ use super::health::{Health, device_error};
 use super::kernels::{MAX_SLABS, OTHER_BUFFERS, UNIFORM_BUFFERS};
 use super::memory::{BUFFER_USAGES, create_buffer};
 use super::pipelines::Pipelines;
-use super::shapes::{WORKGROUP_BYTES, tuning};
+use super::shapes::{Processor, WORKGROUP_BYTES};
 use super::{NAME, Shared, WgpuBackend, WgpuBuffer};
 use crate::backend::{Caps, DeviceId, Operation};
 use crate::{Error, Result};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// [`Caps::at_once`], for want of the number of processors.
 const AT_ONCE: u64 = 512;
 
-/// Query vectors of a work item of `attend`, at least: the lanes of a `vec4`.
+/// Query vectors of a work item of `attend`: the lanes of a `vec4`.
 pub(super) const QUERY_TILE: u32 = 4;
 /// Largest slab: every API counts this far, in bytes.
 const LARGEST_SLAB: u64 = (1 << 31) - 256;
@@ -156,6 +156,17 @@ impl WgpuBackend {
         Self::new(device, queue, Health::default())
     }
 
+    /// Compiles kernels of their own for common dims on a software adapter too, for tests of these kernels.
+    ///
+    /// # Panics
+    /// When the device is in use already.
+    #[doc(hidden)]
+    pub fn with_own_kernels(mut self) -> Self {
+        let shared = Arc::get_mut(&mut self.shared).expect("nothing uses a device that has just been opened");
+        shared.processor.own_kernels = true;
+        self
+    }
+
     /// The device, for the caller's own work.
     pub fn device(&self) -> &Device {
         &self.shared.device
@@ -176,8 +187,11 @@ impl WgpuBackend {
         if align > 256 {
             return Err(device_error(format!("buffer offsets must be multiples of {align}, more than 256")));
         }
-        let subgroup = if device.features().contains(Features::SUBGROUP) { info.subgroup_min_size } else { 0 };
-        let shared = Shared { device, queue, health, limits, caps, pipelines, spare, max_binding, align, subgroup };
+        let processor = Processor {
+            subgroup: if device.features().contains(Features::SUBGROUP) { info.subgroup_min_size } else { 0 },
+            own_kernels: info.device_type != DeviceType::Cpu,
+        };
+        let shared = Shared { device, queue, health, limits, caps, pipelines, spare, max_binding, align, processor };
         Ok(WgpuBackend { shared: Arc::new(shared) })
     }
 }
@@ -216,7 +230,7 @@ fn caps(limits: &Limits, adapter: String) -> Caps {
         max_channels: ("max_uniform_buffer_binding_size", limits.max_uniform_buffer_binding_size),
         memory_bytes: None,
         query_tile: QUERY_TILE,
-        at_once: tuning().at_once.unwrap_or(AT_ONCE),
+        at_once: AT_ONCE,
         prefill: |_, _| None,
         overlap: false,
         formats: Operation::formats,

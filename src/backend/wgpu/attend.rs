@@ -1,6 +1,7 @@
 //! `attend`: states of splits.
 
 use super::WgpuBuffer;
+use super::adapter::QUERY_TILE;
 use super::dispatch::{Dispatch, fold};
 use super::kernels::Kernel;
 use super::memory::{channels_window, view_window};
@@ -34,12 +35,11 @@ pub(super) fn attend(stream: &mut WgpuStream, args: &Attend<'_, WgpuBuffer>) -> 
     let own = [args.tables.whole(&shared)?, q_window, args.states.whole(&shared)?];
     let channels = channels_window(args.channels, &args.record, "attend", &shared)?;
     let buffers: Vec<_> = own.into_iter().chain(channels).collect();
-    let shape = AttendShape::new(&args.record, shared.subgroup);
     let dispatch = Dispatch {
-        kernel: Kernel::Attend(shape),
+        kernel: Kernel::Attend(AttendShape::new(&args.record, shared.processor)),
         buffers: &buffers,
         slabs: args.arena.slabs,
-        grid: [vectors.div_ceil(shape.query_tile().into()), y, z],
+        grid: [vectors.div_ceil(QUERY_TILE.into()), y, z],
     };
     let descriptors = [bytemuck::cast_slice(args.tiles), bytemuck::cast_slice(args.rows)];
     stream.dispatch(&dispatch, descriptors, |[tiles_at, rows_at]| AttendParams {
@@ -55,7 +55,7 @@ pub(super) fn attend(stream: &mut WgpuStream, args: &Attend<'_, WgpuBuffer>) -> 
         rows_at,
         items,
         state_words: state_words(geometry.v_dim()),
-        query_tile: shape.query_tile(),
+        query_tile: QUERY_TILE,
         first_item: 0,
     })
 }

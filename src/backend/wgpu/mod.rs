@@ -44,6 +44,7 @@ use ::wgpu::{Device, Limits, Queue};
 use clock::Mark;
 use health::{Health, Submission};
 use pipelines::Pipelines;
+use shapes::Processor;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,8 +72,7 @@ struct Shared {
     max_binding: u64,
     /// What binding offsets are multiples of, at most 256.
     align: u64,
-    /// The fewest threads that a subgroup has; 0 without subgroups.
-    subgroup: u32,
+    processor: Processor,
 }
 
 impl Shared {

@@ -48,8 +48,19 @@ macro_rules! int8 {
 /// Bytes of workgroup memory of the largest kernel; `tests/shaders.rs` checks that none uses more.
 #[doc(hidden)]
 pub const WORKGROUP_BYTES: u32 = (768 + 256) * 16;
-/// Most elements of a key that eight queries have room for in `asked` of `shaders/attend.wgsl`.
-const WIDE_K_DIM: u32 = 128;
+/// Rows that have kernels of their own.
+const DIMS: [u32; 2] = [64, 128];
+/// The fewest threads of a subgroup of processors that hide what loads take behind other loads.
+const DEEP_SUBGROUP: u32 = 8;
+
+/// What a device is to `attend`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Processor {
+    /// The fewest threads that a subgroup has; 0 without subgroups.
+    pub(super) subgroup: u32,
+    /// Whether common dims have kernels of their own. Software adapters take seconds to compile each of them.
+    pub(super) own_kernels: bool,
+}
 
 /// What the text and the constants of a kernel of `attend` depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,19 +70,11 @@ pub(super) struct AttendShape {
     dim: u32,
     /// KV heads × elements of a key, where the format has [channels](Access::Channels).
     channels: u32,
-    /// Whether a workgroup takes eight query vectors and not four.
-    wide: bool,
     /// Whether lanes add up by shuffles, or through workgroup memory.
     subgroups: bool,
     /// Whether lanes load eight rows at once, or four.
     deep: bool,
 }
-
-/// The fewest threads of a subgroup of processors that hide what loads take behind other loads. Those that have fewer are
-/// mostly not GPUs, and take seconds to compile kernels of so many loads.
-const DEEP_SUBGROUP: u32 = 16;
-/// Rows that have kernels of their own; one for all others takes seconds less to compile on some adapters than one for each.
-const DIMS: [u32; 3] = [64, 128, 256];
 
 /// Threads that share a row of so many elements.
 fn lanes(dim: u32) -> u32 {
@@ -79,20 +82,19 @@ fn lanes(dim: u32) -> u32 {
 }
 
 impl AttendShape {
-    /// The kernel for these pages on a device whose subgroups have at least so many threads, 0 where it has none.
-    pub(super) fn new(record: &Record, subgroup: u32) -> Self {
+    /// The kernel for these pages.
+    pub(super) fn new(record: &Record, processor: Processor) -> Self {
         let (geometry, format) = (record.geometry(), record.format());
-        let channels = if format.is_quantized() { channels(record) } else { 0 };
-        let subgroups = lanes(geometry.k_dim()) <= subgroup && tuning().subgroups;
-        let wide = subgroups && geometry.group() > 4 && geometry.k_dim() <= WIDE_K_DIM && tuning().wide;
-        let own = DIMS.contains(&geometry.k_dim()) && geometry.k_dim() == geometry.v_dim();
-        let (dim, deep) = (if own { geometry.k_dim() } else { 0 }, own && subgroups && subgroup >= DEEP_SUBGROUP);
-        AttendShape { format, dim, channels, wide, subgroups, deep }
-    }
-
-    /// Query vectors of a workgroup.
-    pub(super) const fn query_tile(self) -> u32 {
-        if self.wide { 8 } else { 4 }
+        let (k_dim, v_dim) = (geometry.k_dim(), geometry.v_dim());
+        let own = processor.own_kernels && k_dim == v_dim && DIMS.contains(&k_dim);
+        let subgroups = lanes(k_dim) <= processor.subgroup;
+        AttendShape {
+            format,
+            dim: if own { k_dim } else { 0 },
+            channels: if format.is_quantized() { channels(record) } else { 0 },
+            subgroups,
+            deep: own && subgroups && processor.subgroup >= DEEP_SUBGROUP,
+        }
     }
 
     pub(super) const fn channels(self) -> u32 {
@@ -113,16 +115,11 @@ impl AttendShape {
     }
 
     pub(super) fn constants(self) -> Vec<(&'static str, f64)> {
-        let (lanes, rows) =
-            (if self.dim > 0 { lanes(self.dim) } else { 0 }, |deep| if deep && self.deep { 8 } else { 4 });
+        let lanes = if self.dim > 0 { lanes(self.dim) } else { 0 };
         let mut constants = vec![
-            ("only_k_dim", self.dim.into()),
-            ("only_v_dim", self.dim.into()),
-            ("only_k_lanes", lanes.into()),
-            ("only_v_lanes", lanes.into()),
-            ("key_rows", rows(tuning().deep_keys).into()),
-            ("value_rows", rows(tuning().deep_values).into()),
-            ("wide", u32::from(self.wide).into()),
+            ("only_dim", self.dim.into()),
+            ("only_lanes", lanes.into()),
+            ("lane_rows", if self.deep { 8.0 } else { 4.0 }),
         ];
         constants.extend(self.format.dtype().map(|dtype| ("page_format", dtype.code().into())));
         constants
@@ -130,15 +127,15 @@ impl AttendShape {
 
     /// Some of each kind, for tests of texts.
     pub(super) fn examples() -> Vec<Self> {
-        let shape = |format: PageFormat, dim, wide, subgroups| {
+        let shape = |format: PageFormat, dim, subgroups, deep| {
             let channels = if format.is_quantized() { 1024 } else { 0 };
-            AttendShape { format, dim, channels, wide, subgroups, deep: wide }
+            AttendShape { format, dim, channels, subgroups, deep }
         };
         let of = |format| {
             [
                 shape(format, 0, false, false),
                 shape(format, 128, false, false),
-                shape(format, 0, false, true),
+                shape(format, 0, true, false),
                 shape(format, 128, true, true),
             ]
         };
@@ -149,32 +146,10 @@ impl AttendShape {
 impl fmt::Display for AttendShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-", self.format.name())?;
-        if self.dim > 0 {
-            write!(f, "{}-", self.dim)?;
+        match self.dim {
+            0 => f.write_str("any")?,
+            dim => write!(f, "{dim}")?,
         }
-        write!(f, "{}{}", self.query_tile(), if self.subgroups { "-subgroups" } else { "" })
-    }
-}
-
-/// What only a card can decide.
-// TUNING, to be removed
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Tuning {
-    pub(super) deep_keys: bool,
-    pub(super) deep_values: bool,
-    pub(super) wide: bool,
-    pub(super) subgroups: bool,
-    pub(super) at_once: Option<u64>,
-}
-
-// TUNING, to be removed
-pub(super) fn tuning() -> Tuning {
-    let read = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
-    Tuning {
-        deep_keys: read("KVTIDE_WGSL_KEY_ROWS").unwrap_or(8) == 8,
-        deep_values: read("KVTIDE_WGSL_VALUE_ROWS").unwrap_or(8) == 8,
-        wide: read("KVTIDE_WGSL_WIDE").unwrap_or(1) == 1,
-        subgroups: read("KVTIDE_WGSL_SUBGROUPS").unwrap_or(1) == 1,
-        at_once: read("KVTIDE_WGSL_AT_ONCE"),
+        f.write_str(if self.subgroups { "-subgroups" } else { "" })
     }
 }
