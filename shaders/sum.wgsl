@@ -33,7 +33,7 @@ fn sum(
 ) {
     var mine = vec4(0u);
     let stride = THREADS * LOADS;
-    for (var block = group.y * FOLD + group.x; block * stride < params.units; block += groups.x * groups.y) {
+    for (var block = group.x; block * stride < params.units; block += groups.x) {
         let at = block * stride + thread;
         let a = unit(at);
         let b = unit(at + THREADS);

@@ -165,6 +165,8 @@ fn the_barrier_audit_tells_good_from_bad() {
             @group(0) @binding(2) var<storage, read_write> w: array<u32>;
             var<workgroup> shared_n: u32;
             fn pick(i: u32) -> u32 {{ if (i > 3u) {{ return r[i]; }} return p.n; }}
+            fn told(i: u32) -> u32 {{ if (i == 0u) {{ shared_n = 3u; }} return workgroupUniformLoad(&shared_n); }}
+            fn waits(i: u32) {{ w[i] = 1u; workgroupBarrier(); }}
             fn written(i: u32) -> u32 {{ return w[i]; }}
             @compute @workgroup_size(64) fn f(
                 @builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32
@@ -180,6 +182,8 @@ fn the_barrier_audit_tells_good_from_bad() {
         "for (var i = thread; i < 9u; i++) { w[i] = 1u; } workgroupBarrier();",
         "if (thread < 3u) { w[thread] = 1u; } workgroupBarrier(); if (thread > 0u) { return; } w[0] = 1u;",
         "if (thread == 0u) { shared_n = 3u; } let n = workgroupUniformLoad(&shared_n); if (n > 1u) { workgroupBarrier(); }",
+        "let n = told(thread); if (n > 1u) { workgroupBarrier(); }",
+        "waits(thread); if (p.n > 3u) { waits(thread); }",
     ];
     let bad = [
         "if (thread < 32u) { workgroupBarrier(); }",
@@ -193,7 +197,15 @@ fn the_barrier_audit_tells_good_from_bad() {
         "for (var i = 0u; i < p.n; i++) { workgroupBarrier(); if (i == thread) { continue; } workgroupBarrier(); }",
         "shared_n = 3u; if (shared_n > 1u) { workgroupBarrier(); }",
         "switch thread { case 1u: { workgroupBarrier(); } default: {} }",
+        "if (thread > 3u) { waits(thread); }",
+        "if (thread > 3u) { let n = told(thread); w[0] = n; }",
     ];
+    // In functions that wait for some of their arguments only.
+    let bad_functions = [
+        "fn some(i: u32) { if (i > 3u) { workgroupBarrier(); } }",
+        "fn some(i: u32) { for (var j = 0u; j < i; j++) { waits(j); } }",
+    ];
+
     for body in good {
         let found = uniformity::divergent_barriers(&parse(&shader(body), false).unwrap().0);
         assert!(found.is_empty(), "{body}: {found:?}");
@@ -201,6 +213,10 @@ fn the_barrier_audit_tells_good_from_bad() {
     for body in bad {
         let found = uniformity::divergent_barriers(&parse(&shader(body), false).unwrap().0);
         assert!(!found.is_empty(), "not flagged: {body}");
+    }
+    for function in bad_functions {
+        let found = uniformity::divergent_barriers(&parse(&(shader("some(p.n);") + function), false).unwrap().0);
+        assert!(!found.is_empty(), "not flagged: {function}");
     }
 }
 

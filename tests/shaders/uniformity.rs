@@ -4,6 +4,7 @@
 //! Control flow is uniform as long as it depends on workgroup numbers, uniforms, read-only storage indexed by uniform
 //! values, and `workgroupUniformLoad`. A variable counts as uniform when every store into it is of a uniform value under
 //! uniform control flow; a function's result when it reads nothing else than its uniform arguments and those sources.
+//! Functions that wait are called under uniform control flow, and wait whatever their arguments are.
 
 use naga::{
     AddressSpace, Block, BuiltIn, Expression, Function, Handle, LocalVariable, Module, Statement, StorageAccess,
@@ -12,18 +13,18 @@ use std::collections::{HashMap, HashSet};
 
 /// The barriers of all functions that may be reached by some threads only, one line each.
 pub(crate) fn divergent_barriers(module: &Module) -> Vec<String> {
-    let mut pure = HashMap::new();
+    let mut called = HashMap::new();
     let mut found = Vec::new();
     // Functions stand after those that they call.
     for (handle, function) in module.functions.iter() {
-        let walk = Walk::over(module, function, &pure, true);
-        if walk.barriers > 0 {
-            found.push(format!("{}: a barrier outside an entry point", name(function)));
-        }
-        pure.insert(handle, walk.returns_uniform);
+        let [with_uniform, with_any] = [true, false].map(|uniform| Walk::over(module, function, &called, uniform));
+        found.extend(with_any.divergent.iter().map(|what| format!("{}: {what}", name(function))));
+        let waits = with_any.barriers > 0;
+        let function = Called { uniform: with_uniform.returns_uniform, always: with_any.returns_uniform, waits };
+        called.insert(handle, function);
     }
     for entry in &module.entry_points {
-        let walk = Walk::over(module, &entry.function, &pure, false);
+        let walk = Walk::over(module, &entry.function, &called, false);
         found.extend(walk.divergent.iter().map(|what| format!("{}: {what}", entry.name)));
     }
     found
@@ -31,6 +32,16 @@ pub(crate) fn divergent_barriers(module: &Module) -> Vec<String> {
 
 fn name(function: &Function) -> &str {
     function.name.as_deref().unwrap_or("a function")
+}
+
+/// What a function is to those that call it.
+#[derive(Clone, Copy)]
+struct Called {
+    /// Whether its result is uniform when its arguments are.
+    uniform: bool,
+    /// Whether it is whatever they are.
+    always: bool,
+    waits: bool,
 }
 
 /// How far control flow has come apart after a statement.
@@ -46,7 +57,7 @@ enum Split {
 struct Walk<'a> {
     module: &'a Module,
     function: &'a Function,
-    pure: &'a HashMap<Handle<Function>, bool>,
+    called: &'a HashMap<Handle<Function>, Called>,
     /// Whether plain arguments count as uniform.
     uniform_arguments: bool,
     varying: HashSet<Handle<LocalVariable>>,
@@ -60,13 +71,13 @@ impl<'a> Walk<'a> {
     fn over(
         module: &'a Module,
         function: &'a Function,
-        pure: &'a HashMap<Handle<Function>, bool>,
+        called: &'a HashMap<Handle<Function>, Called>,
         uniform_arguments: bool,
     ) -> Self {
         let (varying, calls, divergent) = (HashSet::new(), HashMap::new(), Vec::new());
         let (returns_uniform, barriers) = (true, 0);
         let mut walk =
-            Walk { module, function, pure, uniform_arguments, varying, calls, returns_uniform, barriers, divergent };
+            Walk { module, function, called, uniform_arguments, varying, calls, returns_uniform, barriers, divergent };
         // Until no further variable is found to vary.
         loop {
             let known = walk.varying.len();
@@ -122,12 +133,7 @@ impl<'a> Walk<'a> {
                 self.returns_uniform &= uniform && value.is_none_or(|value| self.uniform(value));
                 return if uniform { Split::Not } else { Split::Function };
             }
-            Statement::ControlBarrier(_) | Statement::WorkGroupUniformLoad { .. } => {
-                self.barriers += 1;
-                if !uniform {
-                    self.divergent.push(format!("barrier {} may be reached by some threads only", self.barriers));
-                }
-            }
+            Statement::ControlBarrier(_) | Statement::WorkGroupUniformLoad { .. } => self.barrier(uniform),
             Statement::Store { pointer, value } => {
                 let same = uniform && self.uniform(*value) && self.indices_uniform(*pointer);
                 if let (false, Some(local)) = (same, self.local(*pointer)) {
@@ -135,7 +141,12 @@ impl<'a> Walk<'a> {
                 }
             }
             Statement::Call { function, arguments, result } => {
-                let uniform = self.pure[function] && arguments.iter().all(|argument| self.uniform(*argument));
+                let called = self.called[function];
+                if called.waits {
+                    self.barrier(uniform);
+                }
+                let given = arguments.iter().all(|argument| self.uniform(*argument));
+                let uniform = called.always || (called.uniform && given);
                 // A pointer argument lets the callee write.
                 let written: Vec<_> = arguments.iter().filter_map(|argument| self.local(*argument)).collect();
                 self.varying.extend(written);
@@ -146,6 +157,13 @@ impl<'a> Walk<'a> {
             _ => {}
         }
         Split::Not
+    }
+
+    fn barrier(&mut self, uniform: bool) {
+        self.barriers += 1;
+        if !uniform {
+            self.divergent.push(format!("barrier {} may be reached by some threads only", self.barriers));
+        }
     }
 
     /// The local variable that a pointer leads into.

@@ -1,7 +1,7 @@
 //! How do bytes get from the host to the device, within it, and back?
 
 use super::WgpuBuffer;
-use super::dispatch::{Dispatch, FOLD, fold};
+use super::dispatch::{Dispatch, FOLD};
 use super::health::{device_error, scoped};
 use super::kernels::Kernel;
 use super::memory::create_buffer;
@@ -139,7 +139,8 @@ pub(super) fn sum(stream: &mut WgpuStream, src: &WgpuBuffer, bytes: u64, total: 
     let shared = stream.shared.clone();
     let (source, _) = src.window(0, bytes, &shared)?;
     let (target, _) = total.window(0, 4, &shared)?;
-    let [x, y] = fold(bytes.div_ceil(SUM_BYTES));
-    let dispatch = Dispatch { kernel: Kernel::Sum, buffers: &[source, target], slabs: &[], grid: [x, y, 1] };
+    // They take more than one block each where there are more.
+    let grid = [bytes.div_ceil(SUM_BYTES).min(FOLD), 1, 1];
+    let dispatch = Dispatch { kernel: Kernel::Sum, buffers: &[source, target], slabs: &[], grid };
     stream.dispatch(&dispatch, [], |[]| SumParams { units: (bytes / 16) as u32, reserved: [0; 3] })
 }
