@@ -140,7 +140,10 @@ impl<B: Backend> Case<B> {
             }
             _ => true,
         };
-        let slow = ["SwiftShader", "emulated"].iter().any(|name| caps.adapter.contains(name));
+        let is = |names: &[&str]| names.iter().any(|name| caps.adapter.contains(name));
+        // Formats whose heavy cases show nothing that those of bf16 and int8 do not.
+        let repeats = matches!(self.format, Some(PageFormat::F32 | PageFormat::F16));
+        let slow = is(&["SwiftShader", "emulated"]) || (repeats && is(&["llvmpipe"]));
         match self.weight {
             _ if !supported => Some("the backend does not have it"),
             weight if weight >= LONG && std::env::var_os("KVTIDE_LONG").is_none() => Some("KVTIDE_LONG is not set"),
