@@ -13,7 +13,7 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     let mut add = |weight, name, run: fn(&B, PageFormat) -> Verdict| {
         list.store(format, weight, name, move |backend| run(backend, format));
     };
-    add(2_000_000, "steps of ragged sequences", ragged);
+    add(4_000_000, "steps of ragged sequences", ragged);
     add(2_000_000, "steps with windows, in several batches", windowed);
     add(1_000_000, "steps of sequences that others change", changed);
     add(50_000, "steps that cannot be", refusals);
