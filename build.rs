@@ -3,7 +3,7 @@
 //! | variable | meaning |
 //! | --- | --- |
 //! | `NVCC` | the nvcc to use; else the one of `CUDA_HOME`, `CUDA_PATH`, /usr/local/cuda, `PATH`, or .cuda/cu13 here |
-//! | `KVTIDE_CUDA_ARCHS` | architectures to compile for, such as `90` or `80,90`; PTX of the newest comes on top |
+//! | `KVTIDE_CUDA_ARCHS` | architectures to compile for, such as `90` or `80,90`; PTX of the newest comes on top; `none`: no kernels |
 //! | `KVTIDE_REQUIRE_NVCC` | `1`: fail without nvcc, instead of building a crate whose CUDA backend does not open |
 
 use anyhow::{Context, Result, bail, ensure};
@@ -67,23 +67,25 @@ fn main() -> Result<()> {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").context("OUT_DIR is not set")?);
-    let nvcc = if env::var_os("DOCS_RS").is_some() { None } else { find_nvcc()? };
+    let unasked =
+        env::var_os("DOCS_RS").is_some() || env::var_os("KVTIDE_CUDA_ARCHS").is_some_and(|archs| archs == "none");
+    let nvcc = if unasked { None } else { find_nvcc()? };
     let code = match &nvcc {
         Some(nvcc) => compile(nvcc, &out)?,
-        None => without_kernels(&out)?,
+        None => without_kernels(&out, unasked)?,
     };
     println!("cargo::rustc-env=KVTIDE_CUDA_CODE={code}");
     Ok(())
 }
 
 /// Leaves empty fatbins, so that the crate compiles all the same.
-fn without_kernels(out: &Path) -> Result<String> {
+fn without_kernels(out: &Path, unasked: bool) -> Result<String> {
     ensure!(
-        env::var_os("KVTIDE_REQUIRE_NVCC").is_none_or(|value| value != "1"),
+        unasked || env::var_os("KVTIDE_REQUIRE_NVCC").is_none_or(|value| value != "1"),
         "nvcc was not found, and KVTIDE_REQUIRE_NVCC asks for it"
     );
     println!("cargo::rustc-cfg=kvtide_no_kernels");
-    if env::var_os("DOCS_RS").is_none() {
+    if !unasked {
         println!("cargo::warning=nvcc was not found: the CUDA backend will not open. Set NVCC or CUDA_HOME.");
     }
     for name in KERNELS {

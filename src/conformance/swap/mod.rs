@@ -57,7 +57,7 @@ pub(super) fn cases<B: Backend>(list: &mut Cases<B>, format: PageFormat) {
     add(20_000_000, "thousands of random operations beside a store", |backend, format| {
         model::drive(backend, format, 3..9, 1000)
     });
-    add(1_000_000, "10,000 steps over 8 frames and 16 slots", stress::shadow);
+    add(3_500_000, "10,000 steps over 8 frames and 16 slots", stress::shadow);
     add(2_000_000, "eight threads", stress::threads);
 }
 
