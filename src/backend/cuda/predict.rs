@@ -1,22 +1,31 @@
-//! How are `project` and `score` launched? A block for each sixteen tokens of a run and KV head; a block for each query
-//! vector, then up to four warps for each scored page.
+//! How are `project` and `score` launched? As many blocks as run at a time, each for a KV head and 32 columns of its basis,
+//! whose warps take sixteen tokens after sixteen; a block for each query vector, then up to four warps for each scored page.
 
 use super::kernels::{ArenaArg, Kernels, arg, channels_address, launch};
 use super::memory::CudaMemory;
 use super::stream::CudaStream;
-use crate::Result;
 use crate::backend::ops::{Project, Score};
 use crate::backend::params::{ProjectParams, QueryParams, ScoreParams};
 use crate::predictor::Projections;
+use crate::{PageFormat, Result};
 
-/// `PROJECT_THREADS` and `TILE` of `kernels/project.cuh`.
-pub(super) const PROJECT_THREADS: u32 = 64;
+/// `PROJECT_THREADS`, `PROJECT_WARPS`, `TILE` and `SPAN` of `kernels/project.cuh`.
+pub(super) const PROJECT_THREADS: u32 = 128;
+const PROJECT_WARPS: u64 = 4;
 pub(super) const TILE: u32 = 16;
+const SPAN: u32 = 32;
 /// `THREADS` and `WARPS` of `kernels/score.cu`.
 const SCORE_THREADS: u32 = 128;
 const WARPS: u32 = SCORE_THREADS / 32;
 /// Bytes of projected keys that a warp takes before another one joins it.
 const WARP_BYTES: u64 = 4096;
+
+/// Blocks that take `parts` together for each of `sides`: no more than run at a time, since each stages a basis first.
+pub(super) fn project_blocks(kernels: &Kernels, format: PageFormat, parts: u64, sides: u64) -> u64 {
+    // `PROJECT_BLOCKS` of `kernels/project.cuh`.
+    let at_once = kernels.multiprocessors * if format == PageFormat::Bf16 { 5 } else { 4 };
+    parts.min((at_once / sides).max(1)) * sides
+}
 
 /// Launches a validated projection.
 pub(super) fn project(
@@ -36,7 +45,10 @@ pub(super) fn project(
         runs: super::count(args.runs.len(), "the number of runs")?,
     };
     let tiles = longest.div_ceil(TILE);
-    let blocks = u64::from(params.runs) * u64::from(params.record.kv_heads) * u64::from(tiles);
+    let sides = u64::from(params.record.kv_heads) * u64::from(args.rank.div_ceil(SPAN));
+    let parts = (u64::from(params.runs) * u64::from(tiles)).div_ceil(PROJECT_WARPS);
+    let format = args.record.format();
+    let blocks = project_blocks(kernels, format, parts, sides);
     let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.runs)])?;
     let basis = args.basis.buffer.at(args.basis.offset);
     let channels = channels_address(args.channels)?;
@@ -49,8 +61,9 @@ pub(super) fn project(
         arg(&channels),
         arg(&tiles),
     ];
+    let function = &kernels.project[format.code() as usize];
     // SAFETY: the parameters of `project` in kernels/project.cu; frames, records, slots, basis and channels were validated.
-    unsafe { launch(&kernels.project, stream, blocks, PROJECT_THREADS, list) }
+    unsafe { launch(function, stream, blocks, PROJECT_THREADS, list) }
 }
 
 /// Launches a validated score.
