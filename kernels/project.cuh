@@ -70,15 +70,20 @@ __device__ __forceinline__ void load_key(Chunk<FORMAT>& key, u64 at) {
 // Mean and scale of eight channels.
 struct Eight {
     float mean[CHUNK], scale[CHUNK];
-};
 
-__device__ __forceinline__ void load_eight(Eight& eight, const float* channels, u32 dim, u32 element) {
-#pragma unroll
-    for (int i = 0; i < CHUNK; ++i) {
-        eight.mean[i] = element < dim ? __ldg(channels + element + i) : 0.0f;
-        eight.scale[i] = element < dim ? __ldg(channels + dim + element + i) : 0.0f;
+    static __device__ __forceinline__ void load(float (&x)[CHUNK], const float* from) {
+        const float4 a = __ldg(reinterpret_cast<const float4*>(from)), b = __ldg(reinterpret_cast<const float4*>(from) + 1);
+        x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
     }
-}
+
+    // From `element` on, of a head's `dim`; zeros past its end.
+    __device__ __forceinline__ Eight(const float* channels, u32 dim, u32 element) : mean{}, scale{} {
+        if (element >= dim) return;
+        load(mean, channels + element);
+        load(scale, channels + dim + element);
+    }
+    __device__ __forceinline__ Eight() {}
+};
 
 // Eight elements of a key as the words of products. Codes stand for mean + code × scale of the row × scale of the channel.
 template <u32 FORMAT>
@@ -180,8 +185,7 @@ __device__ __forceinline__ void project_part(const ProjectParams& p, const Arena
 #pragma unroll
         for (u32 s = 0; s < AHEAD; ++s) {
             if (from + s >= slices) break;
-            Eight eight;
-            if constexpr (FORMAT == INT8) load_eight(eight, channels, dim, (from + s) * SLICE + mine * CHUNK);
+            const Eight eight = FORMAT == INT8 ? Eight(channels, dim, (from + s) * SLICE + mine * CHUNK) : Eight();
             u32 words[2][SUMMANDS<FORMAT>][4];
             find_words(keys[s][0], scales[0], eight, words[0]);
             find_words(keys[s][1], scales[1], eight, words[1]);
