@@ -38,7 +38,7 @@ __device__ __forceinline__ void project(const ProjectParams& p, const Arena& are
     const u64 total = u64(p.runs) * tiles, step = u64(gridDim.x / sides) * PROJECT_WARPS;
     u64 work = u64(blockIdx.x / sides) * PROJECT_WARPS + threadIdx.x / 32;
     // The run of the next part is asked for before this one's keys are.
-    Part16 ahead = {{}, side / spans, side % spans, 0};
+    Piece ahead = {{}, side / spans, side % spans, 0};
     const auto look = [&] {
         if (work >= total) return;
         const Quotient place = divide(work, tiles);
@@ -49,7 +49,7 @@ __device__ __forceinline__ void project(const ProjectParams& p, const Arena& are
     stage(p, basis, side / spans, side % spans, factors);
     __syncthreads();
     while (work < total) {
-        const Part16 part = ahead;
+        const Piece part = ahead;
         work += step;
         look();
         if (part.first < part.run.tokens) project_part<FORMAT>(p, arena, projections, factors, channels, part);

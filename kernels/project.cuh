@@ -144,7 +144,7 @@ struct Sums {
 };
 
 // Where a warp projects: tokens `first` … of a run, of one KV head, on one span.
-struct Part16 {
+struct Piece {
     ProjectRun run;
     u32 head, span, first;
 };
@@ -153,7 +153,7 @@ struct Part16 {
 // quantised.
 template <u32 FORMAT>
 __device__ __forceinline__ void project_part(const ProjectParams& p, const Arena& arena, const Arena& projections,
-                                             const Factors& factors, const float* channels, const Part16& part) {
+                                             const Factors& factors, const float* channels, const Piece& part) {
     constexpr u32 AHEAD = FORMAT == F32 ? 2 : 4, BYTES = Chunk<FORMAT>::BYTES;  // slices that are on their way at a time
     const u32 lane = threadIdx.x % 32, mine = lane % 4, dim = p.record.k_dim, slices = count_slices(p);
     const u64 frame = frame_at(arena, p.record, part.run.frame);

@@ -112,7 +112,8 @@ pub(super) fn function(module: &Arc<CudaModule>, name: &str) -> Result<CudaFunct
 
 /// The functions of a module for each format of pages, by its code.
 fn by_format(module: &Arc<CudaModule>, name: &str) -> Result<[CudaFunction; 4]> {
-    let [f32, f16, bf16, int8] = ["f32", "f16", "bf16", "int8"].map(|format| function(module, &format!("{name}_{format}")));
+    let [f32, f16, bf16, int8] =
+        ["f32", "f16", "bf16", "int8"].map(|format| function(module, &format!("{name}_{format}")));
     Ok([f32?, f16?, bf16?, int8?])
 }
 
