@@ -37,22 +37,32 @@ __device__ __forceinline__ void project(const ProjectParams& p, const Arena& are
     const u32 spans = count_spans(p), sides = p.record.kv_heads * spans, side = blockIdx.x % sides;
     const u64 total = u64(p.runs) * tiles, step = u64(gridDim.x / sides) * PROJECT_WARPS;
     u64 work = u64(blockIdx.x / sides) * PROJECT_WARPS + threadIdx.x / 32;
-    // The run of the next part is asked for before this one's keys are.
+    // The run of the piece after the next, and the next one's keys, are on their way while a piece is projected.
     Piece ahead = {{}, side / spans, side % spans, 0};
     const auto look = [&] {
-        if (work >= total) return;
-        const Quotient place = divide(work, tiles);
-        ahead.run = descriptor<ProjectRun>(descriptors, p.runs_at, place.whole);
-        ahead.first = place.rest * TILE;
+        ahead.run.tokens = 0;
+        if (work < total) {
+            const Quotient place = divide(work, tiles);
+            ahead.run = descriptor<ProjectRun>(descriptors, p.runs_at, place.whole);
+            ahead.first = place.rest * TILE;
+        }
+        work += step;
     };
     look();
     stage(p, basis, side / spans, side % spans, factors);
+    Piece piece = ahead;
+    Keys<FORMAT> keys;
+    keys.load(p.record, arena, piece, 0);
+    look();
     __syncthreads();
-    while (work < total) {
-        const Piece part = ahead;
-        work += step;
+    while (work < total + 2 * step) {  // two pieces ahead
+        const Piece after = ahead;
+        Keys<FORMAT> next;
+        next.load(p.record, arena, after, 0);
         look();
-        if (part.first < part.run.tokens) project_part<FORMAT>(p, arena, projections, factors, channels, part);
+        if (piece.first < piece.run.tokens) project_piece<FORMAT>(p, arena, projections, factors, channels, piece, keys);
+        piece = after;
+        keys = next;
     }
 }
 
@@ -81,7 +91,12 @@ __device__ __forceinline__ void append_project(const AppendParams& a, const Proj
                 stage(p, basis, head, span, factors);
                 __syncthreads();
             }
-            if (threadIdx.x < 32) project_part<FORMAT>(p, arena, projections, factors, channels, {stored, head, span, first});
+            if (threadIdx.x < 32) {
+                const Piece piece = {stored, head, span, first};
+                Keys<FORMAT> keys;
+                keys.load(p.record, arena, piece, 0);
+                project_piece<FORMAT>(p, arena, projections, factors, channels, piece, keys);
+            }
         }
     }
 }

@@ -52,9 +52,9 @@ __device__ __forceinline__ void stage(const ProjectParams& p, const u32* basis, 
 template <u32 FORMAT>
 constexpr u32 SUMMANDS = FORMAT == BF16 ? 1 : FORMAT == F32 ? 3 : 2;
 
-// Blocks that run at a time on a multiprocessor, as registers allow: `blocks_at_once` of src/backend/cuda/predict.rs.
+// Blocks that run at a time on a multiprocessor, as registers allow: `project_blocks` of src/backend/cuda/predict.rs.
 template <u32 FORMAT>
-constexpr u32 PROJECT_BLOCKS = FORMAT == BF16 ? 5 : 4;
+constexpr u32 PROJECT_BLOCKS = FORMAT == BF16 || FORMAT == INT8 ? 4 : 3;
 
 // Eight elements of a key row as they are stored. Plain loads: the block may have written the row itself.
 template <u32 FORMAT>
@@ -149,57 +149,76 @@ struct Piece {
     u32 head, span, first;
 };
 
-// Whole warps call this together. `factors` hold the part's span by then; `channels` are those of all KV heads, where pages are
-// quantised.
+// Some slices of a warp's sixteen keys as they are stored, and the scales of their rows.
 template <u32 FORMAT>
-__device__ __forceinline__ void project_part(const ProjectParams& p, const Arena& arena, const Arena& projections,
-                                             const Factors& factors, const float* channels, const Piece& part) {
-    constexpr u32 AHEAD = FORMAT == F32 ? 2 : 4, BYTES = Chunk<FORMAT>::BYTES;  // slices that are on their way at a time
-    const u32 lane = threadIdx.x % 32, mine = lane % 4, dim = p.record.k_dim, slices = count_slices(p);
-    const u64 frame = frame_at(arena, p.record, part.run.frame);
-    const u64 record = projection_at(projections, p.projections, part.run.page);
-    channels += 3ull * part.head * dim;
-    const u32 slot = part.run.slot + part.first + lane / 4;
-    const bool live[2] = {part.first + lane / 4 < part.run.tokens, part.first + lane / 4 + 8 < part.run.tokens};
-    u64 rows[2];
-    float scales[2] = {};
+struct Keys {
+    static constexpr u32 SLICES = FORMAT == F32 ? 2 : 4, BYTES = Chunk<FORMAT>::BYTES;
+    Chunk<FORMAT> rows[SLICES][2];  // of tokens lane / 4 and eight later
+    float scales[2];
+
+    // Asks for those from slice `from` on; zeros where there is none.
+    __device__ __forceinline__ void load(const RecordParams& record, const Arena& arena, const Piece& piece, u32 from) {
+        const u32 lane = threadIdx.x % 32, mine = lane % 4;
+        const u64 frame = frame_at(arena, record, piece.run.frame);
 #pragma unroll
-    for (u32 half = 0; half < 2; ++half) {
-        rows[half] = frame + key_at(p.record, part.head, slot + 8 * half) + mine * BYTES;
-        if (FORMAT == INT8 && live[half])
-            scales[half] = *reinterpret_cast<const float*>(frame + key_scale_at(p.record, part.head, slot + 8 * half));
-    }
-    Sums sums = {};
-#pragma unroll 1
-    for (u32 from = 0; from < slices; from += AHEAD) {
-        Chunk<FORMAT> keys[AHEAD][2];
+        for (u32 half = 0; half < 2; ++half) {
+            const u32 token = piece.first + lane / 4 + 8 * half, slot = piece.run.slot + token;
+            const bool live = token < piece.run.tokens;
+            const u64 row = frame + key_at(record, piece.head, slot) + (from * 4 + mine) * BYTES;
+            scales[half] = 0;
+            if (FORMAT == INT8 && live)
+                scales[half] = *reinterpret_cast<const float*>(frame + key_scale_at(record, piece.head, slot));
 #pragma unroll
-        for (u32 s = 0; s < AHEAD; ++s) {
-#pragma unroll
-            for (u32 half = 0; half < 2; ++half) {
-                keys[s][half].clear();
-                if (live[half] && (from + s) * SLICE + mine * CHUNK < dim)
-                    load_key(keys[s][half], rows[half] + (from + s) * 4 * BYTES);
+            for (u32 s = 0; s < SLICES; ++s) {
+                rows[s][half].clear();
+                if (live && (from + s) * SLICE + mine * CHUNK < record.k_dim) load_key(rows[s][half], row + s * 4 * BYTES);
             }
         }
-#pragma unroll
-        for (u32 s = 0; s < AHEAD; ++s) {
-            if (from + s >= slices) break;
-            const Eight eight = FORMAT == INT8 ? Eight(channels, dim, (from + s) * SLICE + mine * CHUNK) : Eight();
-            u32 words[2][SUMMANDS<FORMAT>][4];
-            find_words(keys[s][0], scales[0], eight, words[0]);
-            find_words(keys[s][1], scales[1], eight, words[1]);
-            sums.add(words, factors[from + s]);
-        }
     }
-    const u32 column = part.span * SPAN + mine * 8;
+};
+
+// Adds the products of slices `from` … of a key. `channels` are those of the KV head, where pages are quantised.
+template <u32 FORMAT>
+__device__ __forceinline__ void add_slices(const ProjectParams& p, const Keys<FORMAT>& keys, const Factors& factors,
+                                           const float* channels, u32 from, Sums& sums) {
+#pragma unroll
+    for (u32 s = 0; s < Keys<FORMAT>::SLICES; ++s) {
+        if (from + s >= count_slices(p)) break;
+        const u32 element = (from + s) * SLICE + threadIdx.x % 4 * CHUNK;
+        const Eight eight = FORMAT == INT8 ? Eight(channels, p.record.k_dim, element) : Eight();
+        u32 words[2][SUMMANDS<FORMAT>][4];
+        find_words(keys.rows[s][0], keys.scales[0], eight, words[0]);
+        find_words(keys.rows[s][1], keys.scales[1], eight, words[1]);
+        sums.add(words, factors[from + s]);
+    }
+}
+
+// Whole warps call this together, with the first slices of the piece's keys. `factors` hold its span by then; `channels` are
+// those of all KV heads, where pages are quantised.
+template <u32 FORMAT>
+__device__ __forceinline__ void project_piece(const ProjectParams& p, const Arena& arena, const Arena& projections,
+                                              const Factors& factors, const float* channels, const Piece& piece,
+                                              const Keys<FORMAT>& first) {
+    const u32 lane = threadIdx.x % 32;
+    channels += 3ull * piece.head * p.record.k_dim;
+    Sums sums = {};
+    add_slices<FORMAT>(p, first, factors, channels, 0, sums);
+#pragma unroll 1
+    for (u32 from = Keys<FORMAT>::SLICES; from < count_slices(p); from += Keys<FORMAT>::SLICES) {
+        Keys<FORMAT> keys;
+        keys.load(p.record, arena, piece, from);
+        add_slices<FORMAT>(p, keys, factors, channels, from, sums);
+    }
+    const u64 record = projection_at(projections, p.projections, piece.run.page);
+    const u32 column = piece.span * SPAN + lane % 4 * 8;
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
-        if (!live[half]) continue;
-        const u64 to = record + projected_at(p.projections, part.head, slot + 8 * half) + 2 * column;
+        const u32 token = piece.first + lane / 4 + 8 * half, slot = piece.run.slot + token;
+        if (token >= piece.run.tokens) continue;
+        const u64 to = record + projected_at(p.projections, piece.head, slot) + 2 * column;
         const auto word = [&](u32 n) { return sums.word<FORMAT>(n, half); };
         if (column < p.projections.rank)
             *reinterpret_cast<uint4*>(to) = make_uint4(word(0), word(1), word(2), word(3));
-        if (column == 0) *reinterpret_cast<u32*>(record + norm_at(p.projections, part.head, slot + 8 * half)) = 0;
+        if (column == 0) *reinterpret_cast<u32*>(record + norm_at(p.projections, piece.head, slot)) = 0;
     }
 }

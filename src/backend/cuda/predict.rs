@@ -24,7 +24,8 @@ const WARP_BYTES: u64 = 4096;
 /// Blocks that take `parts` together for each of `sides`: no more than run at a time, since each stages a basis first.
 pub(super) fn project_blocks(kernels: &Kernels, format: PageFormat, parts: u64, sides: u64) -> u64 {
     // `PROJECT_BLOCKS` of `kernels/project.cuh`.
-    let at_once = kernels.multiprocessors * if format == PageFormat::Bf16 { 5 } else { 4 };
+    let each = if matches!(format, PageFormat::Bf16 | PageFormat::Int8) { 4 } else { 3 };
+    let at_once = kernels.multiprocessors * each;
     parts.min((at_once / sides).max(1)) * sides
 }
 
