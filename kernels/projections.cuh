@@ -8,9 +8,9 @@ __device__ __forceinline__ u64 projection_at(const Arena& arena, const Projectio
     return arena.slabs[page >> arena.slab_shift] + 4ull * index * p.record_words;
 }
 
-// Offset of the projected key of (head, slot) in its record.
+// Offset of the projected key of (head, slot) in its record, whose words 32 bits count.
 __device__ __forceinline__ u64 projected_at(const ProjectionParams& p, u32 head, u32 slot) {
-    return 4ull * ((u64(head) << p.page_shift) + slot) * p.key_words;
+    return 4ull * (((head << p.page_shift) + slot) * p.key_words);
 }
 
 // Offset of the residual norm of (head, slot) in its record.

@@ -2,81 +2,118 @@
 // `score` takes the largest product of each page.
 #include <cfloat>
 #include "descriptors.cuh"
-#include "numeric.cuh"
+#include "mma.cuh"
 #include "projections.cuh"
 
 namespace {
 
 constexpr u32 THREADS = 128;
 constexpr u32 WARPS = THREADS / 32;
+constexpr u32 BLOCKS = 5;  // that run at a time on a multiprocessor
 constexpr u32 MAX_DIM = 256;
-constexpr u32 CHUNK = 8;  // consecutive elements of a key that a thread takes
-constexpr u32 STEP = 4;   // keys that a thread loads at once
+constexpr u32 CHUNK = 8;   // consecutive elements of a key that a thread takes
+constexpr u32 SLICE = 32;  // elements that the four threads of a key take at once
+constexpr u32 TILE = 16;   // keys of a product
+constexpr u32 AHEAD = 4;   // slices of tiles that are on their way at a time
 constexpr u32 ALL = 0xffffffff;
 
-// Eight elements of a projected query.
-struct Query {
-    float4 low, high;
-    __device__ __forceinline__ explicit Query(const float* at)
-        : low(__ldg(reinterpret_cast<const float4*>(at))), high(__ldg(reinterpret_cast<const float4*>(at) + 1)) {}
+// A KV head, and the first token of one of its tiles.
+struct Spot {
+    u32 head, first;
+    __device__ __forceinline__ void advance(u32 tokens) {
+        first += TILE;
+        if (first >= tokens) first = 0, ++head;
+    }
 };
 
-__device__ __forceinline__ float product(const Query& q, const uint4& words) {
-    const float2 a = unpack_pair(words.x), b = unpack_pair(words.y), c = unpack_pair(words.z), d = unpack_pair(words.w);
-    float sum = __fmul_rn(q.low.x, a.x);
-    sum = __fmaf_rn(q.low.y, a.y, sum);
-    sum = __fmaf_rn(q.low.z, b.x, sum);
-    sum = __fmaf_rn(q.low.w, b.y, sum);
-    sum = __fmaf_rn(q.high.x, c.x, sum);
-    sum = __fmaf_rn(q.high.y, c.y, sum);
-    sum = __fmaf_rn(q.high.z, d.x, sum);
-    return __fmaf_rn(q.high.w, d.y, sum);
-}
+// Keys are the rows of a product on tensor cores and queries its columns. The four lanes of a row or column take eight
+// neighbours at a time, as they lie in memory: a sum may take its elements in any order.
+template <u32 SLICES>
+struct Keys {
+    uint4 rows[SLICES][2];  // of keys lane / 4 and eight later
 
-// The largest product of an entry, over every `share`-th group of keys from `part` on. `lanes` neighbouring threads (a
-// power of two) share a key, so that a warp reads whole rows; a warp takes `STEP` × 32 / `lanes` keys of a KV head at
-// once, and all of the head's queries go over them.
+    // The keys of a tile; zeros where there is none. Plain loads, which do not move behind `await_previous`.
+    __device__ __forceinline__ void load(const ScoreParams& p, u64 record, const Spot& spot, u32 tokens) {
+        const u32 lane = threadIdx.x % 32, rank = p.projections.rank;
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            const u32 slot = spot.first + lane / 4 + 8 * half;
+            const u64 row = record + projected_at(p.projections, spot.head, slot);
+#pragma unroll
+            for (u32 s = 0; s < SLICES; ++s) {
+                const u32 element = s * SLICE + lane % 4 * CHUNK;
+                rows[s][half] = make_uint4(0, 0, 0, 0);
+                if (slot < tokens && element < rank)
+                    rows[s][half] = *reinterpret_cast<const uint4*>(row + 2 * element);
+            }
+        }
+    }
+
+    // Their products with column lane / 4, a projected query, zeros where there is none.
+    __device__ __forceinline__ void times(const float* query, u32 rank, float (&sums)[4]) const {
+#pragma unroll
+        for (u32 s = 0; s < SLICES; ++s) {
+            const u32 element = s * SLICE + threadIdx.x % 4 * CHUNK;
+            uint4 q = make_uint4(0, 0, 0, 0);
+            if (query != nullptr && element < rank) {
+                const float4 a = *reinterpret_cast<const float4*>(query + element);
+                const float4 b = *reinterpret_cast<const float4*>(query + element + 4);
+                q = make_uint4(pack<BF16>(a.x, a.y), pack<BF16>(a.z, a.w), pack<BF16>(b.x, b.y), pack<BF16>(b.z, b.w));
+            }
+            multiply_bf16(sums, {rows[s][0].x, rows[s][1].x, rows[s][0].y, rows[s][1].y}, {q.x, q.y});
+            multiply_bf16(sums, {rows[s][0].z, rows[s][1].z, rows[s][0].w, rows[s][1].w}, {q.z, q.w});
+        }
+    }
+};
+
+// The largest product of an entry, over every `share`-th part of its tiles from `part` on. All queries of a head go over a
+// tile once it is there.
+template <u32 SLICES>
 __device__ __forceinline__ float best_of(const ScoreParams& p, const Arena& arena, const float* queries,
-                                         const ScoreEntry& entry, u32 lanes, u32 part, u32 share) {
-    const u32 lane = threadIdx.x % 32, chunk = lane % lanes * CHUNK;
-    const u32 rank = p.projections.rank, rows = 32 / lanes, take = STEP * rows;
-    const u32 groups = (entry.tokens + take - 1) / take;
+                                         const ScoreEntry& entry, u32 part, u32 share) {
+    constexpr u32 TILES = AHEAD / SLICES;
+    const u32 lane = threadIdx.x % 32, rank = p.projections.rank;
+    const u32 tiles = (entry.tokens + TILE - 1) / TILE, total = p.projections.kv_heads * tiles;
     const u64 record = projection_at(arena, p.projections, entry.page);
     float best = -FLT_MAX;
-    for (u32 unit = part; unit < p.projections.kv_heads * groups; unit += share) {
-        const u32 head = unit / groups, first = unit % groups * take + lane / lanes;
-        uint4 keys[STEP];
+    for (u32 unit = part * TILES; unit < total; unit += share * TILES) {
+        const Spot start = {unit / tiles, unit % tiles * TILE};
+        Keys<SLICES> keys[TILES];
+        Spot spot = start;
 #pragma unroll
-        for (u32 s = 0; s < STEP; ++s) {
-            const u32 slot = first + s * rows;
-            keys[s] = make_uint4(0, 0, 0, 0);
-            if (slot < entry.tokens && chunk < rank)
-                keys[s] =
-                    __ldg(reinterpret_cast<const uint4*>(record + projected_at(p.projections, head, slot) + 2 * chunk));
-        }
-        // Lanes past the row's end hold zeros and may read any query.
-        const u64 vector = u64(entry.row) * p.q_heads + u64(head) * p.group;
-        const float* query = queries + vector * rank + (chunk < rank ? chunk : 0);
-        for (u32 member = 0; member < p.group; ++member, query += rank) {
-            const Query q(query);
-            float sums[STEP];
+        for (u32 t = 0; t < TILES; ++t, spot.advance(entry.tokens))
+            keys[t].load(p, record, spot, unit + t < total ? entry.tokens : 0);
+        // The queries are those of the kernel before this one; the keys are older.
+        await_previous();
+        spot = start;
 #pragma unroll
-            for (u32 s = 0; s < STEP; ++s) sums[s] = chunk < rank ? product(q, keys[s]) : 0.0f;
-            for (u32 mask = lanes / 2; mask > 0; mask /= 2) {
+        for (u32 t = 0; t < TILES; ++t, spot.advance(entry.tokens)) {
+            if (unit + t >= total) break;
+            const float* vectors = queries + (u64(entry.row) * p.q_heads + u64(spot.head) * p.group) * rank;
+            for (u32 member = 0; member < p.group; member += 8) {
+                float sums[4] = {};
+                keys[t].times(member + lane / 4 < p.group ? vectors + (member + lane / 4) * rank : nullptr, rank, sums);
 #pragma unroll
-                for (u32 s = 0; s < STEP; ++s) sums[s] = __fadd_rn(sums[s], __shfl_xor_sync(ALL, sums[s], mask));
-            }
-#pragma unroll
-            for (u32 s = 0; s < STEP; ++s) {
-                // False for NaN and infinities.
-                const bool finite = fabsf(sums[s]) <= FLT_MAX;
-                if (first + s * rows < entry.tokens && finite) best = fmaxf(best, sums[s]);
+                for (u32 i = 0; i < 4; ++i) {
+                    const bool asked = spot.first + lane / 4 + i / 2 * 8 < entry.tokens &&
+                                       member + lane % 4 * 2 + i % 2 < p.group;
+                    // False for NaN and infinities.
+                    if (asked && fabsf(sums[i]) <= FLT_MAX) best = fmaxf(best, sums[i]);
+                }
             }
         }
     }
 #pragma unroll
     for (u32 mask = 16; mask > 0; mask /= 2) best = fmaxf(best, __shfl_xor_sync(ALL, best, mask));
     return best;
+}
+
+__device__ __forceinline__ float score_of(const ScoreParams& p, const Arena& arena, const float* queries,
+                                          const ScoreEntry& entry, u32 part, u32 share) {
+    if (entry.tokens == 0) return -FLT_MAX;
+    if (p.projections.rank <= SLICE) return best_of<1>(p, arena, queries, entry, part, share);
+    if (p.projections.rank <= 2 * SLICE) return best_of<2>(p, arena, queries, entry, part, share);
+    return best_of<4>(p, arena, queries, entry, part, share);
 }
 
 }  // namespace
@@ -90,6 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u32 pairs = p.rank / 2, parts = THREADS / pairs;
     const u32 pair = threadIdx.x % pairs, part = threadIdx.x / pairs;
     const u64 total = u64(p.rows) * p.q_heads;
+    release_next();
     for (u64 vector = blockIdx.x; vector < total; vector += gridDim.x) {
         const u32 row = u32(vector / p.q_heads), head = u32(vector % p.q_heads);
         const u64 first = u64(p.q.base) + u64(row) * p.q.row + u64(head) * p.q.head;
@@ -103,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         float2 sum = {0, 0};
         if (part < parts) {
             const u32* matrix = basis + p.basis_base + u64(head / p.group) * p.basis_stride;
-#pragma unroll 4
+#pragma unroll 8
             for (u32 d = part; d < p.k_dim; d += parts) {
                 const float2 column = unpack_pair(__ldg(matrix + d * pairs + pair));
                 sum.x = __fmaf_rn(query[d], column.x, sum.x);
@@ -125,27 +163,32 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// `share` warps of a block (1, 2 or 4) take an entry together, each block `WARPS` / `share` entries.
-extern "C" __global__ void __launch_bounds__(THREADS)
+// `share` warps of a block (1, 2 or 4) take an entry together, each block `WARPS` / `share` entries at a time. Its first entries
+// and keys are asked for while `project_queries` runs.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     score(const __grid_constant__ ScoreParams p, const __grid_constant__ Arena arena,
-          const __grid_constant__ Descriptors descriptors,
-          const float* queries, float* out, const u32 lanes, const u32 share) {
+          const __grid_constant__ Descriptors descriptors, const float* queries, float* out, const u32 share) {
     __shared__ float best[WARPS];
     const u32 warp = threadIdx.x / 32, part = warp % share, together = WARPS / share;
-    const u64 blocks = (u64(p.entries) + together - 1) / together;
-    for (u64 block = blockIdx.x; block < blocks; block += gridDim.x) {
-        const u64 number = block * together + warp / share;
-        float found = -FLT_MAX;
-        if (number < p.entries) {
-            const ScoreEntry entry = descriptor<ScoreEntry>(descriptors, p.entries_at, number);
-            if (entry.tokens > 0) found = best_of(p, arena, queries, entry, lanes, part, share);
+    const u64 step = u64(gridDim.x) * together;
+    ScoreEntry ahead = {};
+    const auto look = [&](u64 number) {
+        if (number < p.entries) ahead = descriptor<ScoreEntry>(descriptors, p.entries_at, number);
+    };
+    look(u64(blockIdx.x) * together + warp / share);
+    for (u64 first = u64(blockIdx.x) * together; first < p.entries; first += step) {
+        const u64 number = first + warp / share;
+        const ScoreEntry entry = ahead;
+        look(number + step);
+        float found = number < p.entries ? score_of(p, arena, queries, entry, part, share) : 0.0f;
+        if (share > 1) {
+            __syncthreads();
+            if (threadIdx.x % 32 == 0) best[warp] = found;
+            __syncthreads();
+            for (u32 i = 1; i < share && part == 0; ++i) found = fmaxf(found, best[warp + i]);
         }
-        if (threadIdx.x % 32 == 0) best[warp] = found;
-        __syncthreads();
-        if (threadIdx.x % 32 == 0 && part == 0 && number < p.entries) {
-            for (u32 i = 1; i < share; ++i) found = fmaxf(found, best[warp + i]);
-            out[number] = found;
-        }
-        __syncthreads();
+        // Every block waits, and before it writes.
+        await_previous();
+        if (threadIdx.x % 32 == 0 && part == 0 && number < p.entries) out[number] = found;
     }
 }

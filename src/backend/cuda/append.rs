@@ -3,7 +3,7 @@
 
 use super::kernels::{ArenaArg, Kernels, arg, channels_address, launch};
 use super::memory::CudaMemory;
-use super::predict::{PROJECT_THREADS, TILE};
+use super::predict::{PROJECT_THREADS, TILE, project_blocks};
 use super::stream::CudaStream;
 use crate::backend::ops::{Append, Onto, StepMemory};
 use crate::backend::params::{AppendParams, AppendRun, ProjectParams};
@@ -144,7 +144,7 @@ fn stretch(runs: &[AppendRun], page: u32, rows: [u32; 2]) -> Option<Vec<u32>> {
     Some(head.into_iter().chain(runs.iter().map(|run| run.frame)).collect())
 }
 
-/// Launches an append that projects its keys too: a block for each sixteen tokens of a run and KV head.
+/// Launches an append that projects its keys too: each block takes sixteen tokens after sixteen of one KV head.
 fn append_project(
     kernels: &Kernels,
     stream: &mut CudaStream,
@@ -164,7 +164,9 @@ fn append_project(
         runs: append.runs,
     };
     let tiles = longest.div_ceil(TILE);
-    let blocks = u64::from(append.runs) * u64::from(append.record.kv_heads) * u64::from(tiles);
+    let format = args.record.format();
+    let parts = u64::from(append.runs) * u64::from(tiles);
+    let blocks = project_blocks(kernels, format, parts, append.record.kv_heads.into());
     let descriptors = stream.descriptors(&[bytemuck::cast_slice(args.runs)])?;
     let (k, v) = (args.k.buffer.at(args.k.offset), args.v.buffer.at(args.v.offset));
     let (basis, channels) = (onto.basis.buffer.at(onto.basis.offset), channels_address(args.channels)?);
@@ -182,9 +184,10 @@ fn append_project(
         arg(&counter),
         arg(&tiles),
     ];
+    let function = &kernels.append_project[format.code() as usize];
     // SAFETY: the parameters of `append_project` in kernels/project.cu; frames, slots, views, records, basis, channels and
     // counter were validated.
-    unsafe { launch(&kernels.append_project, stream, blocks, PROJECT_THREADS, list) }
+    unsafe { launch(function, stream, blocks, PROJECT_THREADS, list) }
 }
 
 #[cfg(test)]

@@ -48,8 +48,9 @@ pub(super) struct Kernels {
     pub(super) merge: [CudaFunction; MERGE_BATCHES.len()],
     pub(super) merge_long: CudaFunction,
     pub(super) fold: CudaFunction,
-    pub(super) project: CudaFunction,
-    pub(super) append_project: CudaFunction,
+    /// By [`PageFormat::code`](crate::PageFormat::code).
+    pub(super) project: [CudaFunction; 4],
+    pub(super) append_project: [CudaFunction; 4],
     pub(super) project_queries: CudaFunction,
     pub(super) score: CudaFunction,
     pub(super) attend: AttendFunctions,
@@ -93,8 +94,8 @@ impl Kernels {
             merge: [first?, second?, third?],
             merge_long: function(&merge, "merge_long")?,
             fold: function(&merge, "fold")?,
-            project: function(&project, "project")?,
-            append_project: function(&project, "append_project")?,
+            project: by_format(&project, "project")?,
+            append_project: by_format(&project, "append_project")?,
             project_queries: function(&score, "project_queries")?,
             score: function(&score, "score")?,
             attend: AttendFunctions::load(attend, u64::try_from(shared).unwrap_or(0))?,
@@ -107,6 +108,13 @@ impl Kernels {
 /// A function of a module.
 pub(super) fn function(module: &Arc<CudaModule>, name: &str) -> Result<CudaFunction> {
     module.load_function(name).map_err(failed("cuModuleGetFunction"))
+}
+
+/// The functions of a module for each format of pages, by its code.
+fn by_format(module: &Arc<CudaModule>, name: &str) -> Result<[CudaFunction; 4]> {
+    let [f32, f16, bf16, int8] =
+        ["f32", "f16", "bf16", "int8"].map(|format| function(module, &format!("{name}_{format}")));
+    Ok([f32?, f16?, bf16?, int8?])
 }
 
 /// `Arena` of `kernels/record.cuh`: the slabs' addresses, passed by value.
