@@ -17,6 +17,9 @@ fn load_key(run: ProjectRun, head: u32, token: u32, unit: u32) -> Eight {
         return Eight(bitcast<vec4<f32>>(low), bitcast<vec4<f32>>(high));
     }
     let words = load_quad(place.slab, quad + unit);
+    if (format == BF16) {
+        return Eight(vec4(unpack_pair(words.x), unpack_pair(words.y)), vec4(unpack_pair(words.z), unpack_pair(words.w)));
+    }
     let low = words & vec4(0xffffu);
     let high = words >> vec4(16u);
     let a = widen(vec4(low.x, high.x, low.y, high.y), format);

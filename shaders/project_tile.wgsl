@@ -1,12 +1,6 @@
-// How does a workgroup project a tile: eight tokens of one run and KV head? Their keys lie in workgroup memory, and each
+// How does a workgroup that has written keys project a tile of them: eight tokens of one run and KV head? As project.wgsl does,
+// and to the same bits: a sum takes the elements of a key one after the other. Their keys lie in workgroup memory, and each
 // thread sums two columns of the basis for four tokens, which are the lanes of its vec4s.
-
-struct ProjectRun {
-    frame: u32,
-    page: u32,
-    slot: u32,
-    tokens: u32,
-}
 
 const TILE = 8u;
 

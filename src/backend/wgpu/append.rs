@@ -4,7 +4,7 @@
 use super::dispatch::{Dispatch, FOLD, fold};
 use super::kernels::Kernel;
 use super::memory::{Window, channels_window, view_window};
-use super::predict::{TILE, basis_window, by_slab};
+use super::predict::{basis_window, by_slab};
 use super::stream::WgpuStream;
 use super::{Shared, WgpuBuffer};
 use crate::Result;
@@ -15,6 +15,8 @@ use crate::predictor::Projections;
 /// Elements that a thread writes.
 const UNIT: u32 = 8;
 const THREADS: u64 = 64;
+/// Tokens that a workgroup of `append_project_int8.wgsl` takes.
+const TILE: u64 = 8;
 
 /// Appends, and says whether that has projected the keys as well, where they are to be.
 pub(super) fn append(stream: &mut WgpuStream, args: &Append<'_, WgpuBuffer>) -> Result<bool> {

@@ -175,6 +175,7 @@ impl Kernel {
                     "quantize",
                     "append",
                     "append_rows",
+                    "project_run",
                     "project_tile",
                     "append_project_int8"
                 ]
@@ -207,7 +208,7 @@ impl Kernel {
                 "project",
                 [Read, Write],
                 Some(ReadQuads),
-                ["params", "record", "projections", "numeric", "project_tile", "project", "project_native"]
+                ["params", "record", "projections", "numeric", "project_run", "project", "project_native"]
             ),
             Kernel::ProjectInt8(_) => spec!(
                 "project-int8",
@@ -223,7 +224,7 @@ impl Kernel {
                     "codes",
                     "halves",
                     "restore",
-                    "project_tile",
+                    "project_run",
                     "project",
                     "project_int8"
                 ]

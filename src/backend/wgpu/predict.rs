@@ -1,4 +1,5 @@
-//! `project` and `score`: binds the basis and the records, a workgroup for each eight tokens and for each page.
+//! `project` and `score`: binds the basis and the records, a thread for each four tokens and eight columns, a workgroup for each
+//! page.
 
 use super::Shared;
 use super::WgpuBuffer;
@@ -12,8 +13,11 @@ use crate::predictor::Projections;
 use crate::{Geometry, Result};
 use std::collections::BTreeMap;
 
-/// Tokens of a run that a workgroup projects together.
-pub(super) const TILE: u64 = 8;
+/// Tokens of a run, and columns of the basis, that a thread projects.
+const TOKENS: u64 = 4;
+const COLUMNS: u64 = 8;
+/// Threads of a workgroup of `project`.
+const THREADS: u64 = 64;
 
 /// One dispatch for each slab of projections, of which there are few: the pages' slabs take the other bindings.
 pub(super) fn project(stream: &mut WgpuStream, args: &Project<'_, WgpuBuffer>) -> Result<()> {
@@ -26,7 +30,7 @@ pub(super) fn project(stream: &mut WgpuStream, args: &Project<'_, WgpuBuffer>) -
     let channels = channels_window(args.channels, &args.record, "project", &shared)?;
     for (slab, runs) in by_slab {
         let longest = runs.iter().map(|run| u64::from(run.tokens)).max().unwrap_or(0);
-        let tiles = longest.div_ceil(TILE) * u64::from(geometry.kv_heads());
+        let parts = longest.div_ceil(TOKENS) * u64::from(geometry.kv_heads()) * u64::from(args.rank) / COLUMNS;
         let [y, z] = fold(runs.len() as u64);
         let own = [basis, args.projections.slabs[slab as usize].whole(&shared)?];
         let buffers: Vec<_> = own.into_iter().chain(channels).collect();
@@ -34,7 +38,7 @@ pub(super) fn project(stream: &mut WgpuStream, args: &Project<'_, WgpuBuffer>) -
             kernel: Kernel::project(&args.record),
             buffers: &buffers,
             slabs: args.arena.slabs,
-            grid: [tiles.min(FOLD), y, z],
+            grid: [parts.div_ceil(THREADS).min(FOLD), y, z],
         };
         stream.dispatch(&dispatch, [bytemuck::cast_slice(&runs)], |[runs_at]| ProjectParams {
             record: args.record.params(args.arena.slab_shift),
