@@ -27,9 +27,10 @@ fn eight_d(rows: Rows) -> Eight {
     return eight_codes(rows.codes.d);
 }
 
-// Codes are.
-fn finite(rows: Rows) -> Rows {
-    return rows;
+const VALUES_ARE_FINITE = true;
+
+fn load_finite(place: Place, word: u32, lane: u32) -> Eight {
+    return eight_codes(load_half(place.slab, half_of(place, word) + lane));
 }
 
 // The products of queries with the means come before anything else is in `stage`.
@@ -37,7 +38,7 @@ fn stage_query(lanes: Lanes, kv_head: u32, element: u32) {
     let record = params.record;
     let query = load_query(lanes, element);
     let four = element & ~3u;
-    asked[element] = query * channel_four(record, kv_head, SCALE, four)[element & 3u];
+    asked[asked_at(element)] = query * channel_four(record, kv_head, SCALE, four)[element & 3u];
     stage[element] = query * channel_four(record, kv_head, MEAN, four)[element & 3u];
 }
 

@@ -69,16 +69,20 @@ fn finite_words(words: vec4<u32>) -> vec4<u32> {
         | (select(high, vec4(0u), (high & vec4(exponent)) == vec4(exponent)) << vec4(16u));
 }
 
-fn finite_four(four: Four) -> Four {
-    return Four(finite_words(four.a), finite_words(four.b), finite_words(four.c), finite_words(four.d));
-}
+const VALUES_ARE_FINITE = false;
 
-fn finite(rows: Rows) -> Rows {
-    return Rows(finite_four(rows.low), finite_four(rows.high));
+// Lane `lane`'s elements of one row.
+fn load_finite(place: Place, word: u32, lane: u32) -> Eight {
+    let quad = place.quad + (word >> 2u);
+    if (page_format == F32) {
+        let low = finite_words(load_quad(place.slab, quad + 2u * lane));
+        return eight(low, finite_words(load_quad(place.slab, quad + 2u * lane + 1u)));
+    }
+    return eight(finite_words(load_quad(place.slab, quad + lane)), vec4(0u));
 }
 
 fn stage_query(lanes: Lanes, kv_head: u32, element: u32) {
-    asked[element] = load_query(lanes, element);
+    asked[asked_at(element)] = load_query(lanes, element);
 }
 
 // Keys lack nothing, and rows have no scales.

@@ -1,12 +1,29 @@
 // How do the lanes of a key's row add up? By shuffles: the lanes of a row are part of one subgroup, of whatever size. Each of
 // them starts with a sum of its own for four tokens, hands two on, then one, and ends with that of one token.
 
-const STAGE = 584u;
+const STAGE = SCRATCH + 64u;
 const SUMS_ARE_LEFT = false;
 const PARTS_ARE_LEFT = false;
 // What the lanes of each row tell of the maximum and the sum of their tokens.
 const MAXIMA = SCRATCH;
 const SUMS = SCRATCH + 32u;
+
+// Many workgroups have to share a processor, since the threads of each wait for each other: what all of them know and rarely
+// need is kept here and not in registers.
+var<workgroup> kept: array<vec4<u32>, 3>;
+
+fn keep_lanes(lanes: Lanes, thread: u32) {
+    if (thread == 0u) {
+        kept[0] = lanes.from_token;
+        kept[1] = lanes.to_token;
+        kept[2] = lanes.state;
+    }
+}
+
+// All but their queries.
+fn kept_lanes() -> Lanes {
+    return Lanes(kept[0], kept[1], vec4(0u), kept[2]);
+}
 
 // Keeps one of two sums and adds the other lane's: the second where `upper`.
 fn trade(low: vec4<f32>, high: vec4<f32>, upper: bool, mask: u32) -> vec4<f32> {

@@ -9,6 +9,17 @@ const MAXIMA = SCRATCH;
 const SUMS = 256u;
 const PARTS = SCRATCH + 128u;
 
+// There is no room for them in workgroup memory.
+var<private> kept: Lanes;
+
+fn keep_lanes(lanes: Lanes, thread: u32) {
+    kept = lanes;
+}
+
+fn kept_lanes() -> Lanes {
+    return kept;
+}
+
 // Where a lane leaves its sum for the token `row` of the block: lanes of a row, and rows of a lane, are in different banks.
 fn left_at(row: u32, lane: u32) -> u32 {
     return SPLIT + row * k_lanes() + (lane ^ (row & (k_lanes() - 1u)));

@@ -54,22 +54,30 @@ fn load_tile(number: u32) -> Tile {
     );
 }
 
+fn load_item(tile: u32) -> u32 {
+    return descriptors[params.tiles_at + 8u * tile + 5u];
+}
+
 fn load_row(number: u32) -> Row {
     let at = params.rows_at + 4u * number;
     return Row(descriptors[at], descriptors[at + 1u], descriptors[at + 2u], descriptors[at + 3u]);
 }
 
-// The tile that holds a work item: the last one that starts no later.
-fn find_tile(item: u32) -> Tile {
+// The tile that holds a work item: the last one that starts no later. Each thread looks at one of what is left, and tells the
+// others through `stage`, where the number is exact: no call has 2^24 tiles.
+fn find_tile(item: u32, thread: u32) -> Tile {
     var low = 0u;
-    var high = params.tiles;
-    while (high - low > 1u) {
-        let middle = (low + high) >> 1u;
-        if (load_tile(middle).item <= item) {
-            low = middle;
-        } else {
-            high = middle;
+    for (var tiles = params.tiles; tiles > 1u;) {
+        let step = (tiles + THREADS - 1u) / THREADS;
+        let number = low + step * thread;
+        if (step * thread < tiles && number < params.tiles && load_item(number) <= item) {
+            let next = number + step;
+            if (step * (thread + 1u) >= tiles || next >= params.tiles || load_item(next) > item) {
+                stage[0] = vec4(f32(number));
+            }
         }
+        low = u32(workgroupUniformLoad(&stage[0]).x);
+        tiles = step;
     }
     return load_tile(low);
 }

@@ -7,20 +7,32 @@ use std::fmt;
 
 /// The kernel for native pages whose lanes add up as this file says.
 macro_rules! native {
-    ($lanes:literal) => {
+    ($lanes:literal, $fold:literal) => {
         spec!(
             "attend",
             "attend",
             [Access::Read, Access::Read, Access::Write],
             Some(Slabs::ReadQuads),
-            ["params", "record", "numeric", "softmax", "add", "tiles", "outputs", $lanes, "attend", "attend_native"]
+            [
+                "params",
+                "record",
+                "numeric",
+                "softmax",
+                "add",
+                "tiles",
+                "outputs",
+                $lanes,
+                $fold,
+                "attend",
+                "attend_native"
+            ]
         )
     };
 }
 
 /// The kernel for int8 pages.
 macro_rules! int8 {
-    ($lanes:literal) => {
+    ($lanes:literal, $fold:literal) => {
         spec!(
             "attend",
             "attend",
@@ -38,6 +50,7 @@ macro_rules! int8 {
                 "tiles",
                 "outputs",
                 $lanes,
+                $fold,
                 "attend",
                 "attend_int8"
             ]
@@ -70,8 +83,10 @@ pub(super) struct AttendShape {
     dim: u32,
     /// KV heads × elements of a key, where the format has [channels](Access::Channels).
     channels: u32,
-    /// Whether lanes add up by shuffles, or through workgroup memory.
+    /// Whether the lanes of a row add up by shuffles, or through workgroup memory.
     subgroups: bool,
+    /// Whether those of two rows of values fold by shuffles.
+    pairs: bool,
     /// Whether lanes load eight rows at once, or four.
     deep: bool,
 }
@@ -93,6 +108,7 @@ impl AttendShape {
             dim: if own { k_dim } else { 0 },
             channels: if format.is_quantized() { channels(record) } else { 0 },
             subgroups,
+            pairs: subgroups && 2 * lanes(v_dim) <= processor.subgroup,
             deep: own && subgroups && processor.subgroup >= DEEP_SUBGROUP,
         }
     }
@@ -106,12 +122,19 @@ impl AttendShape {
     }
 
     pub(super) const fn spec(self) -> Spec {
-        match (self.format.is_quantized(), self.subgroups) {
-            (false, false) => native!("lanes_workgroup"),
-            (false, true) => native!("lanes_subgroup"),
-            (true, false) => int8!("lanes_workgroup"),
-            (true, true) => int8!("lanes_subgroup"),
+        match (self.format.is_quantized(), self.subgroups, self.pairs) {
+            (false, false, _) => native!("lanes_workgroup", "fold_workgroup"),
+            (false, true, false) => native!("lanes_subgroup", "fold_workgroup"),
+            (false, true, true) => native!("lanes_subgroup", "fold_subgroup"),
+            (true, false, _) => int8!("lanes_workgroup", "fold_workgroup"),
+            (true, true, false) => int8!("lanes_subgroup", "fold_workgroup"),
+            (true, true, true) => int8!("lanes_subgroup", "fold_subgroup"),
         }
+    }
+
+    /// Elements of a query that a kernel has room for.
+    pub(super) const fn asked(self) -> u32 {
+        if self.dim > 0 { self.dim } else { 256 }
     }
 
     pub(super) fn constants(self) -> Vec<(&'static str, f64)> {
@@ -127,16 +150,18 @@ impl AttendShape {
 
     /// Some of each kind, for tests of texts.
     pub(super) fn examples() -> Vec<Self> {
-        let shape = |format: PageFormat, dim, subgroups, deep| {
+        let shape = |format: PageFormat, dim, [subgroups, pairs, deep]: [bool; 3]| {
             let channels = if format.is_quantized() { 1024 } else { 0 };
-            AttendShape { format, dim, channels, subgroups, deep }
+            AttendShape { format, dim, channels, subgroups, pairs, deep }
         };
         let of = |format| {
             [
-                shape(format, 0, false, false),
-                shape(format, 128, false, false),
-                shape(format, 0, true, false),
-                shape(format, 128, true, true),
+                shape(format, 0, [false, false, false]),
+                shape(format, 128, [false, false, false]),
+                shape(format, 0, [true, false, false]),
+                shape(format, 64, [true, false, true]),
+                shape(format, 0, [true, true, false]),
+                shape(format, 128, [true, true, true]),
             ]
         };
         PageFormat::ALL.into_iter().flat_map(of).collect()
@@ -150,6 +175,10 @@ impl fmt::Display for AttendShape {
             0 => f.write_str("any")?,
             dim => write!(f, "{dim}")?,
         }
-        f.write_str(if self.subgroups { "-subgroups" } else { "" })
+        f.write_str(match (self.subgroups, self.pairs) {
+            (false, _) => "",
+            (true, false) => "-subgroups",
+            (true, true) => "-pairs",
+        })
     }
 }

@@ -25,8 +25,9 @@ impl Kernel {
         let mut text = spec.sources.join("\n");
         if let Some(uses) = spec.slabs {
             declare_slabs(&mut text, spec.first_slab()..spec.first_slab() + slabs, uses);
-            if let Kernel::Attend(_) = self {
+            if let Kernel::Attend(shape) = self {
                 declare_four(&mut text, slabs, uses.unit());
+                let _ = writeln!(text, "\nconst ASKED = {}u;", shape.asked());
             }
         }
         if spec.buffers.contains(&Access::Channels) {
