@@ -84,32 +84,46 @@ struct Whole {
 
     __device__ __forceinline__ Whole(u64 at) : words(__ldg(reinterpret_cast<const uint4*>(at))) {}
 
+    // Whether any of them is not finite: the highest bits of those.
+    __device__ __forceinline__ u32 special(u32 dtype) const {
+        return non_finite_pair(words.x, dtype) | non_finite_pair(words.y, dtype) | non_finite_pair(words.z, dtype) |
+               non_finite_pair(words.w, dtype);
+    }
+
+    // How many are not.
     __device__ __forceinline__ u32 non_finite(u32 dtype) const {
         const auto count = [&](u32 word) { return __popc(non_finite_pair(word, dtype)); };
         return count(words.x) + count(words.y) + count(words.z) + count(words.w);
     }
 };
 
-// Converts and writes a part of a run's K or V; how many of its elements are not finite.
-template <bool VALUE>
-__device__ __forceinline__ u32 write_chunk(const AppendParams& p, const Arena& arena, u64 source, const AppendRun& run,
-                                           const Part& part) {
-    const RecordParams& record = p.record;
-    const ViewParams& view = VALUE ? p.v : p.k;
-    const auto [head, token, first] = part;
-    const u64 offset = u64(view.base) + (VALUE ? run.v_offset : run.k_offset);
-    const u64 element = offset + u64(token) * view.row + u64(head) * view.head + u64(first) * view.element;
-    const u32 slot = run.slot + token;
-    const u64 row = VALUE ? value_at(record, head, slot) : key_at(record, head, slot);
-    const u64 to = frame_at(arena, record, run.frame) + row + u64(first) * (record.format == F32 ? 4 : 2);
-    const u64 from = source + 2 * element;
-    if (p.write && p.dtype == record.format && p.dtype != F32 && view.element == 1 && from % 16 == 0) {
-        const Whole whole(from);
-        *reinterpret_cast<uint4*>(to) = whole.words;
-        return whole.non_finite(p.dtype);
+// Where a part of a row comes from, and goes.
+struct Way {
+    u64 element, to;
+
+    template <bool VALUE>
+    static __device__ __forceinline__ Way of(const AppendParams& p, const Arena& arena, const AppendRun& run,
+                                             const Part& part) {
+        const RecordParams& record = p.record;
+        const ViewParams& view = VALUE ? p.v : p.k;
+        const u64 offset = u64(view.base) + (VALUE ? run.v_offset : run.k_offset);
+        const u32 slot = run.slot + part.token;
+        const u64 row = VALUE ? value_at(record, part.head, slot) : key_at(record, part.head, slot);
+        return {offset + u64(part.token) * view.row + u64(part.head) * view.head + u64(part.first) * view.element,
+                frame_at(arena, record, run.frame) + row + u64(part.first) * (record.format == F32 ? 4 : 2)};
     }
+};
+
+// Whether parts of this view are eight elements of 16 bits that need no conversion, as far as their addresses allow.
+__device__ __forceinline__ bool copies(const AppendParams& p, const ViewParams& view) {
+    return p.write && p.dtype == p.record.format && p.dtype != F32 && view.element == 1;
+}
+
+// Converts and writes a part of a run's K or V; how many of its elements are not finite.
+__device__ __forceinline__ u32 convert_chunk(const AppendParams& p, const ViewParams& view, u64 source, const Way& way) {
+    const RecordParams& record = p.record;
     u32 bits[CHUNK];
-    load_source(bits, source, element, view.element, p.dtype);
+    load_source(bits, source, way.element, view.element, p.dtype);
     u32 bad = 0;
 #pragma unroll
     for (int i = 0; i < CHUNK; ++i) bad += non_finite(bits[i], p.dtype);
@@ -118,15 +132,43 @@ __device__ __forceinline__ u32 write_chunk(const AppendParams& p, const Arena& a
 #pragma unroll
             for (int i = 0; i < CHUNK; ++i) bits[i] = convert(bits[i], p.dtype, record.format);
         }
-        store_chunk(to, bits, record.format);
+        store_chunk(way.to, bits, record.format);
     }
     return bad;
 }
 
+// Writes a part of a run's K or V; how many of its elements are not finite.
+template <bool VALUE>
+__device__ __forceinline__ u32 write_chunk(const AppendParams& p, const Arena& arena, u64 source, const AppendRun& run,
+                                           const Part& part) {
+    const ViewParams& view = VALUE ? p.v : p.k;
+    const Way way = Way::of<VALUE>(p, arena, run, part);
+    const u64 from = source + 2 * way.element;
+    if (!copies(p, view) || from % 16 != 0) return convert_chunk(p, view, source, way);
+    const Whole whole(from);
+    *reinterpret_cast<uint4*>(way.to) = whole.words;
+    return whole.non_finite(p.dtype);
+}
+
+// Writes the same part of a key and of its value: what is only copied is on its way together.
+__device__ __forceinline__ u32 write_pair(const AppendParams& p, const Arena& arena, u64 k, u64 v, const AppendRun& run,
+                                          const Part& part) {
+    const Way key = Way::of<false>(p, arena, run, part), value = Way::of<true>(p, arena, run, part);
+    const u64 k_from = k + 2 * key.element, v_from = v + 2 * value.element;
+    if (!copies(p, p.k) || !copies(p, p.v) || (k_from | v_from) % 16 != 0)
+        return convert_chunk(p, p.k, k, key) + convert_chunk(p, p.v, v, value);
+    const Whole a(k_from), b(v_from);
+    *reinterpret_cast<uint4*>(key.to) = a.words;
+    *reinterpret_cast<uint4*>(value.to) = b.words;
+    // Rare, and counting is slow.
+    return (a.special(p.dtype) | b.special(p.dtype)) == 0 ? 0 : a.non_finite(p.dtype) + b.non_finite(p.dtype);
+}
+
 constexpr u32 ALL_LANES = 0xffffffff;
 
-// Neighbouring threads that share a quantised row: a power of two, the last of which may have nothing to hold.
-__device__ __forceinline__ u32 lanes_of(u32 dim) { return 1u << (32 - __clz(dim / CHUNK - 1)); }
+// Neighbouring threads that share a row: a power of two, the last of which may have nothing to hold.
+__device__ __forceinline__ u32 lane_shift_of(u32 dim) { return 32 - __clz(dim / CHUNK - 1); }
+__device__ __forceinline__ u32 lanes_of(u32 dim) { return 1u << lane_shift_of(dim); }
 
 // The value of an element. (What a NaN carries is of no interest here.)
 __device__ __forceinline__ float value_of(u32 bits, u32 dtype) {
@@ -159,24 +201,29 @@ __device__ __forceinline__ u32 pack(const int* codes) {
     return __byte_perm(__byte_perm(codes[0], codes[1], 0x0040), __byte_perm(codes[2], codes[3], 0x0040), 0x5410);
 }
 
+// The values of a part of a new key or value, zeros where this thread `holds` none.
+template <bool VALUE>
+__device__ __forceinline__ void load_values(float (&x)[CHUNK], const AppendParams& p, u64 source, const AppendRun& run,
+                                            const Part& part, bool holds) {
+    const ViewParams& view = VALUE ? p.v : p.k;
+    u32 bits[CHUNK] = {};
+    if (holds) {
+        const u64 offset = u64(view.base) + (VALUE ? run.v_offset : run.k_offset);
+        const u64 element = offset + u64(part.token) * view.row + u64(part.head) * view.head;
+        load_source(bits, source, element + u64(part.first) * view.element, view.element, p.dtype);
+    }
+#pragma unroll
+    for (int i = 0; i < CHUNK; ++i) x[i] = value_of(bits[i], p.dtype);
+}
+
 // Quantises the row of a run's K or V that this thread shares with its neighbours, and writes its part of it, where it
 // `holds` one; how many of its elements are not finite. Whole warps call this together.
 template <bool VALUE>
-__device__ __forceinline__ u32 write_codes(const AppendParams& p, const Arena& arena, u64 source,
-                                           const float* channels, const AppendRun& run, const Part& part, bool holds) {
+__device__ __forceinline__ u32 quantize_values(float (&x)[CHUNK], const AppendParams& p, const Arena& arena,
+                                               const float* channels, const AppendRun& run, const Part& part, bool holds) {
     const RecordParams& record = p.record;
-    const ViewParams& view = VALUE ? p.v : p.k;
     const u32 dim = VALUE ? record.v_dim : record.k_dim, lanes = lanes_of(dim);
     const auto [head, token, first] = part;
-    float x[CHUNK] = {};
-    if (holds) {
-        const u64 offset = u64(view.base) + (VALUE ? run.v_offset : run.k_offset);
-        u32 bits[CHUNK];
-        load_source(bits, source, offset + u64(token) * view.row + u64(head) * view.head + u64(first) * view.element,
-             view.element, p.dtype);
-#pragma unroll
-        for (int i = 0; i < CHUNK; ++i) x[i] = value_of(bits[i], p.dtype);
-    }
     u32 largest = largest_of(x), bad = 0;
     if (largest >= INFINITE) {
 #pragma unroll
@@ -213,4 +260,12 @@ __device__ __forceinline__ u32 write_codes(const AppendParams& p, const Arena& a
         *reinterpret_cast<float*>(frame + scale) = row.scale;
     }
     return bad;
+}
+
+template <bool VALUE>
+__device__ __forceinline__ u32 write_codes(const AppendParams& p, const Arena& arena, u64 source,
+                                           const float* channels, const AppendRun& run, const Part& part, bool holds) {
+    float x[CHUNK];
+    load_values<VALUE>(x, p, source, run, part, holds);
+    return quantize_values<VALUE>(x, p, arena, channels, run, part, holds);
 }

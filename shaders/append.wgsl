@@ -1,4 +1,4 @@
-// What is appended? Runs of tokens, whose elements are read as bits of their type, eight of a key or value row a thread.
+// What is appended? Runs of tokens, whose elements are read as bits of their type, eight of a key's and a value's row a thread.
 
 struct AppendRun {
     k_offset: u32,
@@ -9,8 +9,6 @@ struct AppendRun {
     page: u32,
 }
 
-@group(1) @binding(0) var<storage, read> k_source: array<u32>;
-@group(1) @binding(1) var<storage, read> v_source: array<u32>;
 @group(1) @binding(2) var<storage, read_write> non_finite: atomic<u32>;
 
 fn load_run(at: u32) -> AppendRun {
@@ -24,47 +22,38 @@ fn load_run(at: u32) -> AppendRun {
     );
 }
 
-fn source_bits(is_value: bool, index: u32) -> u32 {
-    let at = word_of(index, params.dtype);
-    var word: u32;
-    if (is_value) {
-        word = v_source[at];
-    } else {
-        word = k_source[at];
-    }
-    return bits_in(word, index, params.dtype);
-}
-
-// Four elements, `step` apart.
-fn source_four(is_value: bool, index: u32, step: u32) -> vec4<u32> {
-    return vec4(
-        source_bits(is_value, index),
-        source_bits(is_value, index + step),
-        source_bits(is_value, index + 2u * step),
-        source_bits(is_value, index + 3u * step),
-    );
-}
-
 // Eight consecutive elements of a row, as bits.
 struct UnitBits {
     low: vec4<u32>,
     high: vec4<u32>,
 }
 
-// Elements 8 × unit .. 8 × unit + 8 of a token and head.
-fn source_eight(run: AppendRun, is_value: bool, token: u32, head: u32, unit: u32) -> UnitBits {
-    var view = params.k;
-    var first = run.k_offset;
-    if (is_value) {
-        view = params.v;
-        first = run.v_offset;
-    }
-    let index = first + element_at(view, token, head, unit * 8u);
-    let low = source_four(is_value, index, view.element);
-    return UnitBits(low, source_four(is_value, index + 4u * view.element, view.element));
+// The highest bits of those of the sixteen-bit elements that are infinite or NaN, two in a word.
+fn non_finite_pairs(words: vec4<u32>, dtype: u32) -> vec4<u32> {
+    let exponent = select(0x7f807f80u, 0x7c007c00u, dtype == F16);
+    let lowest = select(0x00800080u, 0x04000400u, dtype == F16);
+    return ((words & vec4(exponent)) + vec4(lowest)) & vec4(0x80008000u);
+}
+
+// How many of eight elements of sixteen bits are infinite or NaN.
+fn count_pairs(words: vec4<u32>, dtype: u32) -> u32 {
+    let ones = countOneBits(non_finite_pairs(words, dtype));
+    return ones.x + ones.y + ones.z + ones.w;
 }
 
 // How many of eight elements are infinite or NaN.
 fn count_eight(eight: UnitBits) -> u32 {
     return count_non_finite(eight.low, params.dtype) + count_non_finite(eight.high, params.dtype);
+}
+
+// Eight elements of sixteen bits, two in a word.
+fn pack_eight(eight: UnitBits) -> vec4<u32> {
+    let a = eight.low;
+    let b = eight.high;
+    return vec4(pack(a.x, a.y), pack(a.z, a.w), pack(b.x, b.y), pack(b.z, b.w));
+}
+
+// log2 of the threads that share a row of `dim` elements: as many as it has units, rounded up.
+fn row_shift(dim: u32) -> u32 {
+    return firstLeadingBit((dim >> 2u) - 1u);
 }

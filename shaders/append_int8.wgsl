@@ -23,10 +23,10 @@ fn append(
     for (var first = group.x * together; first < 2u * rows; first += groups.x * together) {
         let row = first + (thread >> shift);
         let is_value = row >= rows;
-        let token = row % run.tokens;
-        let head = (row - select(0u, rows, is_value)) / run.tokens;
-        let units = select(record.k_dim, record.v_dim, is_value) >> 3u;
-        let takes_part = row < 2u * rows && unit < units;
+        let local = row - select(0u, rows, is_value);
+        let head = local / run.tokens;
+        let token = local - head * run.tokens;
+        let takes_part = row < 2u * rows && unit < (select(record.k_dim, record.v_dim, is_value) >> 3u);
         var eight = UnitBits(vec4(0u), vec4(0u));
         if (takes_part) {
             let source = source_eight(run, is_value, token, head, unit);
@@ -38,7 +38,7 @@ fn append(
         largest[thread] = largest_of(eight);
         workgroupBarrier();
         if (takes_part && params.write == 1u) {
-            let bits = row_largest(thread, unit, units);
+            let bits = row_largest(thread, shift);
             store_codes(run, is_value, token, head, unit, unit_codes(eight, bits), scale_of(bits));
         }
     }

@@ -74,7 +74,7 @@ fn append(
             largest[thread] = largest_of(eight);
             workgroupBarrier();
             if (takes_part) {
-                let bits = row_largest(thread, unit, dim >> 3u);
+                let bits = row_largest(thread, shift);
                 let codes = unit_codes(eight, bits);
                 store_codes(run, is_value, first + row, head, unit, codes, scale_of(bits));
                 if (!is_value) {

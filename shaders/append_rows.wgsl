@@ -29,16 +29,12 @@ fn largest_of(eight: UnitBits) -> u32 {
     return max(max(four.x, four.y), max(four.z, four.w));
 }
 
-// log2 of the threads that share a row of `dim` elements: as many as it has units, rounded up.
-fn row_shift(dim: u32) -> u32 {
-    return firstLeadingBit((dim >> 2u) - 1u);
-}
-
-// The bits of the largest magnitude of a row of `units` units, once all threads of the row have left theirs.
-fn row_largest(thread: u32, unit: u32, units: u32) -> u32 {
+// The bits of the largest magnitude of a row, once all of its threads have left theirs. `shift` is log2 of their number.
+fn row_largest(thread: u32, shift: u32) -> u32 {
+    let first = thread & ~((1u << shift) - 1u);
     var bits = 0u;
-    for (var i = 0u; i < units; i++) {
-        bits = max(bits, largest[thread - unit + i]);
+    for (var i = 0u; i < (1u << shift); i++) {
+        bits = max(bits, largest[first + i]);
     }
     return bits;
 }

@@ -1,5 +1,5 @@
-//! How is `append` launched? One thread for eight elements, in blocks that each take a part of one run; where it
-//! quantises, the threads of a row are a power of two, and those of K and of V whole warps.
+//! How is `append` launched? One thread for eight elements of a key and of its value, in blocks that each take a part of one
+//! run; where it quantises, the threads of a row are a power of two.
 
 use super::kernels::{ArenaArg, Kernels, arg, channels_address, launch};
 use super::memory::CudaMemory;
@@ -33,8 +33,7 @@ pub(super) fn append(kernels: &Kernels, stream: &mut CudaStream, args: &Append<'
     }
     // Counting alone has nothing to do with the format.
     let quantizes = args.write && args.record.format().is_quantized();
-    let parts = parts(geometry, longest, quantizes);
-    let blocks = u64::from(params.runs) * u64::from(parts);
+    let share = Share::new(kernels, geometry, params.runs, longest);
     let rows = [args.k.strides[0], args.v.strides[0]].map(|row| row as u32);
     let stretched = stretch(args.runs, geometry.page_tokens(), rows);
     let runs = stretched.as_deref().unwrap_or(bytemuck::cast_slice(args.runs));
@@ -50,27 +49,29 @@ pub(super) fn append(kernels: &Kernels, stream: &mut CudaStream, args: &Append<'
             arg(&v),
             arg(&channels),
             arg(&counter),
-            arg(&parts),
+            arg(&share.blocks),
+            arg(&share.sides),
             arg(&stretch),
             arg(&arena),
             arg(&descriptors),
         ];
         // SAFETY: the parameters of `append_int8` in kernels/append.cu; frames, slots, views, channels and counter were
         // validated.
-        return unsafe { launch(&kernels.append_int8, stream, blocks, THREADS, list) };
+        return unsafe { launch(&kernels.append_int8, stream, share.total, THREADS, list) };
     }
     let list = &mut [
         arg(&params),
         arg(&k),
         arg(&v),
         arg(&counter),
-        arg(&parts),
+        arg(&share.blocks),
+        arg(&share.sides),
         arg(&stretch),
         arg(&arena),
         arg(&descriptors),
     ];
     // SAFETY: the parameters of `append` in kernels/append.cu; frames, slots, views and counter were validated.
-    unsafe { launch(&kernels.append, stream, blocks, THREADS, list) }
+    unsafe { launch(&kernels.append, stream, share.total, THREADS, list) }
 }
 
 /// Launches a validated append of a decode step: a token for each row, where `at` says.
@@ -90,8 +91,7 @@ pub(super) fn append_step(
         runs: super::count(at.count as usize, "the rows of a step")?,
         write: args.write.into(),
     };
-    let parts = parts(geometry, 1, args.record.format().is_quantized());
-    let blocks = u64::from(params.runs) * u64::from(parts);
+    let share = Share::new(kernels, geometry, params.runs, 1);
     let (tables, tiles, rows) = (at.buffer.address(), at.buffer.at(at.tiles), at.buffer.at(at.rows));
     let (k, v) = (args.k.buffer.at(args.k.offset), args.v.buffer.at(args.v.offset));
     let (channels, counter) = (channels_address(args.channels)?, args.non_finite.address());
@@ -102,21 +102,31 @@ pub(super) fn append_step(
     } else {
         &kernels.append_next
     };
-    list.extend([arg(&counter), arg(&parts)]);
+    list.extend([arg(&counter), arg(&share.blocks), arg(&share.sides)]);
     // SAFETY: the parameters of these functions in kernels/append.cu; views, channels, counter and the places of descriptors
     // were validated, and what tables and rows say is the store's to keep valid. Every block waits before it touches
     // anything but descriptors and tables, which come from a copy that has ended when the kernel starts.
-    unsafe { kernels.launch_early(function, stream, blocks, (THREADS, 0), &mut list) }
+    unsafe { kernels.launch_early(function, stream, share.total, (THREADS, 0), &mut list) }
 }
 
-/// Blocks that cover a run of so many tokens.
-fn parts(geometry: &Geometry, tokens: u32, quantizes: bool) -> u32 {
-    let rows = geometry.kv_heads() * tokens;
-    let threads = |dim: u32| match dim / CHUNK {
-        chunks if quantizes => (rows * chunks.next_power_of_two()).next_multiple_of(32),
-        chunks => rows * chunks,
-    };
-    (threads(geometry.k_dim()) + threads(geometry.v_dim())).div_ceil(THREADS)
+/// How an append is shared among blocks.
+struct Share {
+    /// That cover the longest run.
+    blocks: u32,
+    /// 2 where keys and values have blocks of their own.
+    sides: u32,
+    total: u64,
+}
+
+impl Share {
+    fn new(kernels: &Kernels, geometry: &Geometry, runs: u32, longest: u32) -> Self {
+        let row_threads = (geometry.k_dim().max(geometry.v_dim()) / CHUNK).next_power_of_two();
+        let blocks = (geometry.kv_heads() * longest * row_threads).div_ceil(THREADS);
+        let total = u64::from(runs) * u64::from(blocks);
+        // What leaves multiprocessors idle is over sooner in more blocks.
+        let sides = if total < kernels.multiprocessors { 2 } else { 1 };
+        Share { blocks, sides, total: total * u64::from(sides) }
+    }
 }
 
 /// The words of runs of one sequence over page after page, which differ in their frames alone: `Runs` of

@@ -2,7 +2,7 @@
 //! projects the keys too can be bound, it also binds the basis and the records.
 
 use super::dispatch::{Dispatch, FOLD, fold};
-use super::kernels::Kernel;
+use super::kernels::{Kernel, Source};
 use super::memory::{Window, channels_window, view_window};
 use super::predict::{basis_window, by_slab};
 use super::stream::WgpuStream;
@@ -15,6 +15,8 @@ use crate::predictor::Projections;
 /// Elements that a thread writes.
 const UNIT: u32 = 8;
 const THREADS: u64 = 64;
+/// Bytes of a quad.
+const QUAD: u64 = 16;
 /// Tokens that a workgroup of `append_project_int8.wgsl` takes.
 const TILE: u64 = 8;
 
@@ -26,7 +28,7 @@ pub(super) fn append(stream: &mut WgpuStream, args: &Append<'_, WgpuBuffer>) -> 
         return Ok(false);
     }
     let bound = Bound::new(args, &shared)?;
-    if let (Some(onto), Some(kernel), true) = (&args.onto, Kernel::append_project(&args.record), args.write)
+    if let (Some(onto), Some(kernel), true) = (&args.onto, Kernel::append_project(&args.record, bound.source), args.write)
         && kernel.fits(args.arena.slabs.len(), &shared.limits)
         && append_project(stream, args, &bound, onto, kernel)?
     {
@@ -34,16 +36,14 @@ pub(super) fn append(stream: &mut WgpuStream, args: &Append<'_, WgpuBuffer>) -> 
     }
     let geometry = args.record.geometry();
     let (tokens, heads) = (longest(args.runs), u64::from(geometry.kv_heads()));
-    let workgroups = if bound.channels.is_some() {
-        let row_threads = u64::from((geometry.k_dim().max(geometry.v_dim()) / UNIT).next_power_of_two());
-        (tokens * heads * 2).div_ceil(THREADS / row_threads)
-    } else {
-        (tokens * heads * u64::from((geometry.k_dim() + geometry.v_dim()) / UNIT)).div_ceil(THREADS)
-    };
+    let row_threads = u64::from((geometry.k_dim().max(geometry.v_dim()) / UNIT).next_power_of_two());
+    // int8 takes keys and values one after the other: a row's threads wait for each other.
+    let rows = tokens * heads * if bound.channels.is_some() { 2 } else { 1 };
+    let workgroups = rows.div_ceil(THREADS / row_threads);
     let [y, z] = fold(args.runs.len() as u64);
     let buffers: Vec<_> = bound.own.into_iter().chain(bound.channels).collect();
     let dispatch = Dispatch {
-        kernel: Kernel::append(&args.record),
+        kernel: Kernel::append(&args.record, bound.source),
         buffers: &buffers,
         slabs: args.arena.slabs,
         grid: [workgroups.min(FOLD), y, z],
@@ -113,6 +113,7 @@ struct Bound<'a> {
     channels: Option<Window<'a>>,
     k: ViewParams,
     v: ViewParams,
+    source: Source,
 }
 
 impl<'a> Bound<'a> {
@@ -132,8 +133,24 @@ impl<'a> Bound<'a> {
         let (v_window, v) = view_window(args.v, v_span, shared)?;
         let (counter, _) = args.non_finite.window(0, 4, shared)?;
         let channels = channels_window(args.channels, &args.record, "append", shared)?;
-        Ok(Bound { own: [k_window, v_window, counter], channels, k, v })
+        let quads = shared.align.is_multiple_of(QUAD)
+            && in_quads(args.k, args.runs, |run| run.k_offset)
+            && in_quads(args.v, args.runs, |run| run.v_offset);
+        let source = if quads { Source::Quads } else { Source::Words };
+        Ok(Bound { own: [k_window, v_window, counter], channels, k, v, source })
     }
+}
+
+/// Whether the elements of every row lie side by side, from a multiple of 16 bytes on. Rows are whole quads, so what is bound
+/// ends with one.
+fn in_quads(view: &View<WgpuBuffer>, runs: &[AppendRun], offset: fn(&AppendRun) -> u32) -> bool {
+    let ([row, head, element], size) = (view.strides, view.dtype.bytes());
+    let whole = |elements: u64| elements.is_multiple_of(QUAD / size);
+    element == 1
+        && view.offset.is_multiple_of(QUAD)
+        && whole(row)
+        && whole(head)
+        && runs.iter().all(|run| whole(offset(run).into()))
 }
 
 /// Tokens of the longest run.

@@ -41,14 +41,23 @@ impl Slabs {
     }
 }
 
+/// How the rows lie that are appended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    /// Anyhow.
+    Words,
+    /// Element by element, from multiples of 16 bytes on.
+    Quads,
+}
+
 /// A kernel; copy, gather and scatter are the three forms of `transfer`, queries the first step of `score`. Those for int8
 /// pages are compiled for a number of channels (KV heads × elements of a key).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kernel {
-    Append,
-    AppendInt8(u32),
+    Append(Source),
+    AppendInt8(u32, Source),
     /// `append` and `project` in one, where a device can [bind all that](Kernel::fits).
-    AppendProjectInt8(u32),
+    AppendProjectInt8(u32, Source),
     Copy,
     Gather,
     Scatter,
@@ -98,12 +107,78 @@ macro_rules! spec {
 
 pub(super) use spec;
 
+/// The kernels that append, by how they read what is appended.
+macro_rules! append {
+    ($name:literal, $source:literal) => {
+        spec!(
+            $name,
+            "append",
+            [Access::Read, Access::Read, Access::Write],
+            Some(Slabs::WriteQuads),
+            ["params", "append_params", "record", "numeric", "append", $source, "append_native"]
+        )
+    };
+}
+
+macro_rules! append_int8 {
+    ($name:literal, $source:literal) => {
+        spec!(
+            $name,
+            "append",
+            [Access::Read, Access::Read, Access::Write, Access::Channels],
+            Some(Slabs::WriteWords),
+            [
+                "params",
+                "append_params",
+                "record",
+                "numeric",
+                "channels",
+                "quantize",
+                "append",
+                $source,
+                "append_rows",
+                "append_int8"
+            ]
+        )
+    };
+}
+
+macro_rules! append_project_int8 {
+    ($name:literal, $source:literal) => {
+        spec!(
+            $name,
+            "append",
+            [Access::Read, Access::Read, Access::Write, Access::Read, Access::Write, Access::Channels],
+            Some(Slabs::WriteWords),
+            [
+                "params",
+                "record",
+                "projections",
+                "numeric",
+                "channels",
+                "codes",
+                "restore",
+                "quantize",
+                "append",
+                $source,
+                "append_rows",
+                "project_run",
+                "project_tile",
+                "append_project_int8"
+            ]
+        )
+    };
+}
+
 impl Kernel {
     /// All but those of `attend`, for an example's channels.
-    pub(super) const OTHERS: [Kernel; 15] = [
-        Kernel::Append,
-        Kernel::AppendInt8(1024),
-        Kernel::AppendProjectInt8(1024),
+    pub(super) const OTHERS: [Kernel; 18] = [
+        Kernel::Append(Source::Words),
+        Kernel::Append(Source::Quads),
+        Kernel::AppendInt8(1024, Source::Words),
+        Kernel::AppendInt8(1024, Source::Quads),
+        Kernel::AppendProjectInt8(1024, Source::Words),
+        Kernel::AppendProjectInt8(1024, Source::Quads),
         Kernel::Copy,
         Kernel::Gather,
         Kernel::Scatter,
@@ -118,13 +193,14 @@ impl Kernel {
         Kernel::Sum,
     ];
 
-    pub(super) fn append(record: &Record) -> Self {
-        record.format().dtype().map_or(Kernel::AppendInt8(channels(record)), |_| Kernel::Append)
+    pub(super) fn append(record: &Record, source: Source) -> Self {
+        let native = record.format().dtype().map(|_| Kernel::Append(source));
+        native.unwrap_or(Kernel::AppendInt8(channels(record), source))
     }
 
     /// The kernel that projects the keys it appends, of formats that have one.
-    pub(super) fn append_project(record: &Record) -> Option<Self> {
-        record.format().is_quantized().then(|| Kernel::AppendProjectInt8(channels(record)))
+    pub(super) fn append_project(record: &Record, source: Source) -> Option<Self> {
+        record.format().is_quantized().then(|| Kernel::AppendProjectInt8(channels(record), source))
     }
 
     pub(super) fn project(record: &Record) -> Self {
@@ -133,53 +209,16 @@ impl Kernel {
 
     pub(super) const fn spec(self) -> Spec {
         use Access::{Channels, Read, Write};
-        use Slabs::{ReadHalves, ReadQuads, WriteQuads, WriteWords};
+        use Slabs::{ReadHalves, ReadQuads, WriteQuads};
         match self {
-            Kernel::Append => spec!(
-                "append",
-                "append",
-                [Read, Read, Write],
-                Some(WriteQuads),
-                ["params", "append_params", "record", "numeric", "append", "append_native"]
-            ),
-            Kernel::AppendInt8(_) => spec!(
-                "append-int8",
-                "append",
-                [Read, Read, Write, Channels],
-                Some(WriteWords),
-                [
-                    "params",
-                    "append_params",
-                    "record",
-                    "numeric",
-                    "channels",
-                    "quantize",
-                    "append",
-                    "append_rows",
-                    "append_int8"
-                ]
-            ),
-            Kernel::AppendProjectInt8(_) => spec!(
-                "append-project-int8",
-                "append",
-                [Read, Read, Write, Read, Write, Channels],
-                Some(WriteWords),
-                [
-                    "params",
-                    "record",
-                    "projections",
-                    "numeric",
-                    "channels",
-                    "codes",
-                    "restore",
-                    "quantize",
-                    "append",
-                    "append_rows",
-                    "project_run",
-                    "project_tile",
-                    "append_project_int8"
-                ]
-            ),
+            Kernel::Append(Source::Words) => append!("append", "source_words"),
+            Kernel::Append(Source::Quads) => append!("append-quads", "source_quads"),
+            Kernel::AppendInt8(_, Source::Words) => append_int8!("append-int8", "source_words"),
+            Kernel::AppendInt8(_, Source::Quads) => append_int8!("append-int8-quads", "source_quads"),
+            Kernel::AppendProjectInt8(_, Source::Words) => append_project_int8!("append-project-int8", "source_words"),
+            Kernel::AppendProjectInt8(_, Source::Quads) => {
+                append_project_int8!("append-project-int8-quads", "source_quads")
+            }
             Kernel::Copy => spec!("copy", "transfer", [], Some(WriteQuads), ["params", "record", "transfer", "copy"]),
             Kernel::Gather => {
                 spec!("gather", "transfer", [Write], Some(ReadQuads), ["params", "record", "transfer", "gather"])
@@ -251,9 +290,9 @@ impl Kernel {
     /// The channels that it is compiled for.
     pub(super) const fn channels(self) -> u32 {
         match self {
-            Kernel::AppendInt8(channels) | Kernel::AppendProjectInt8(channels) | Kernel::ProjectInt8(channels) => {
-                channels
-            }
+            Kernel::AppendInt8(channels, _)
+            | Kernel::AppendProjectInt8(channels, _)
+            | Kernel::ProjectInt8(channels) => channels,
             Kernel::Attend(shape) => shape.channels(),
             _ => 0,
         }

@@ -1,5 +1,5 @@
-//! `project` and `score`: binds the basis and the records, a thread for each four tokens and eight columns, a workgroup for each
-//! page.
+//! `project` and `score`: binds the basis and the records, a thread for each four tokens and eight columns, half a workgroup
+//! for each page.
 
 use super::Shared;
 use super::WgpuBuffer;
@@ -16,6 +16,8 @@ use std::collections::BTreeMap;
 /// Tokens of a run, and columns of the basis, that a thread projects.
 const TOKENS: u64 = 4;
 const COLUMNS: u64 = 8;
+/// Entries that a workgroup of `score` takes.
+const ENTRIES: u64 = 2;
 /// Threads of a workgroup of `project`.
 const THREADS: u64 = 64;
 
@@ -102,7 +104,7 @@ fn project_queries(stream: &mut WgpuStream, args: &Score<'_, WgpuBuffer>) -> Res
 fn score_entries(stream: &mut WgpuStream, args: &Score<'_, WgpuBuffer>, layout: &Projections) -> Result<()> {
     let shared = stream.shared.clone();
     let (out, _) = args.out.window(0, args.entries.len() as u64 * 4, &shared)?;
-    let [x, y] = fold(args.entries.len() as u64);
+    let [x, y] = fold((args.entries.len() as u64).div_ceil(ENTRIES));
     let buffers = &[query_window(args, &shared)?, out];
     let dispatch = Dispatch { kernel: Kernel::Score, buffers, slabs: args.projections.slabs, grid: [x, y, 1] };
     stream.dispatch(&dispatch, [bytemuck::cast_slice(args.entries)], |[entries_at]| ScoreParams {
