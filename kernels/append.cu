@@ -67,33 +67,23 @@ __device__ __forceinline__ void append_chunks(const AppendParams& p, const Arena
     }
 }
 
-// The same for int8.
+// The same for int8, keys before values: whole warps quantise, and registers are what they lack.
 template <class RUNS>
 __device__ __forceinline__ void append_codes(const AppendParams& p, const Arena& arena, const RUNS& runs, u64 k, u64 v,
-                                             const float* channels, u32* non_finite_count, u32 blocks, u32 sides) {
-    const u32 k_dim = p.record.k_dim, v_dim = p.record.v_dim, shift = lane_shift_of(max(k_dim, v_dim));
-    const u64 total = u64(p.runs) * blocks * sides;
+                                             const float* channels, u32* non_finite_count, u32 blocks) {
+    const u32 shift = lane_shift_of(max(p.record.k_dim, p.record.v_dim));
+    const u64 total = u64(p.runs) * blocks;
     for (u64 work = blockIdx.x; work < total; work += gridDim.x) {
-        const Quotient place = divide(sides == 1 ? work : work / 2, blocks);
+        const Quotient place = divide(work, blocks);
         const AppendRun run = runs.at(p, u32(place.whole));
+        const u32 side = ((p.record.kv_heads * run.tokens << shift) + 31) / 32 * 32;
         const u32 index = place.rest * THREADS + threadIdx.x;
-        // Whole warps quantise.
-        if (index / 32 * 32 >= p.record.kv_heads * run.tokens << shift) continue;
-        const Part part = part_of(p, index, shift, run);
-        const bool row = part.head < p.record.kv_heads;
-        const bool has_key = row && part.first < k_dim, has_value = row && part.first < v_dim;
-        u32 bad = 0;
-        if (sides == 1) {
-            float key[CHUNK], value[CHUNK];
-            load_values<false>(key, p, k, run, part, has_key);
-            load_values<true>(value, p, v, run, part, has_value);
-            bad = quantize_values<false>(key, p, arena, channels, run, part, has_key) +
-                  quantize_values<true>(value, p, arena, channels, run, part, has_value);
-        } else if (work % 2 == 0) {
-            bad = write_codes<false>(p, arena, k, channels, run, part, has_key);
-        } else {
-            bad = write_codes<true>(p, arena, v, channels, run, part, has_value);
-        }
+        if (index >= 2 * side) continue;
+        const bool is_value = index >= side;
+        const Part part = part_of(p, is_value ? index - side : index, shift, run);
+        const bool holds = part.head < p.record.kv_heads && part.first < (is_value ? p.record.v_dim : p.record.k_dim);
+        const u32 bad = is_value ? write_codes<true>(p, arena, v, channels, run, part, holds)
+                                 : write_codes<false>(p, arena, k, channels, run, part, holds);
         if (bad > 0) atomicAdd(non_finite_count, bad);
     }
 }
@@ -110,9 +100,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // It always writes: `append` counts for int8 too.
 extern "C" __global__ void __launch_bounds__(THREADS)
     append_int8(const __grid_constant__ AppendParams p, const u64 k, const u64 v, const float* channels,
-                u32* non_finite_count, const u32 blocks, const u32 sides, const u32 stretch,
-                const __grid_constant__ Arena arena, const __grid_constant__ Descriptors descriptors) {
-    append_codes(p, arena, Runs{descriptors, p.runs_at, stretch != 0}, k, v, channels, non_finite_count, blocks, sides);
+                u32* non_finite_count, const u32 blocks, const u32 stretch, const __grid_constant__ Arena arena,
+                const __grid_constant__ Descriptors descriptors) {
+    append_codes(p, arena, Runs{descriptors, p.runs_at, stretch != 0}, k, v, channels, non_finite_count, blocks);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -125,6 +115,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     append_next_int8(const __grid_constant__ AppendParams p, const __grid_constant__ Arena arena, const u32* tables,
                      const Tile* tiles, const Row* rows, const u64 k, const u64 v, const float* channels,
-                     u32* non_finite_count, const u32 blocks, const u32 sides) {
-    append_codes(p, arena, Next{tables, tiles, rows}, k, v, channels, non_finite_count, blocks, sides);
+                     u32* non_finite_count, const u32 blocks) {
+    append_codes(p, arena, Next{tables, tiles, rows}, k, v, channels, non_finite_count, blocks);
 }

@@ -201,29 +201,24 @@ __device__ __forceinline__ u32 pack(const int* codes) {
     return __byte_perm(__byte_perm(codes[0], codes[1], 0x0040), __byte_perm(codes[2], codes[3], 0x0040), 0x5410);
 }
 
-// The values of a part of a new key or value, zeros where this thread `holds` none.
-template <bool VALUE>
-__device__ __forceinline__ void load_values(float (&x)[CHUNK], const AppendParams& p, u64 source, const AppendRun& run,
-                                            const Part& part, bool holds) {
-    const ViewParams& view = VALUE ? p.v : p.k;
-    u32 bits[CHUNK] = {};
-    if (holds) {
-        const u64 offset = u64(view.base) + (VALUE ? run.v_offset : run.k_offset);
-        const u64 element = offset + u64(part.token) * view.row + u64(part.head) * view.head;
-        load_source(bits, source, element + u64(part.first) * view.element, view.element, p.dtype);
-    }
-#pragma unroll
-    for (int i = 0; i < CHUNK; ++i) x[i] = value_of(bits[i], p.dtype);
-}
-
 // Quantises the row of a run's K or V that this thread shares with its neighbours, and writes its part of it, where it
 // `holds` one; how many of its elements are not finite. Whole warps call this together.
 template <bool VALUE>
-__device__ __forceinline__ u32 quantize_values(float (&x)[CHUNK], const AppendParams& p, const Arena& arena,
-                                               const float* channels, const AppendRun& run, const Part& part, bool holds) {
+__device__ __forceinline__ u32 write_codes(const AppendParams& p, const Arena& arena, u64 source,
+                                           const float* channels, const AppendRun& run, const Part& part, bool holds) {
     const RecordParams& record = p.record;
+    const ViewParams& view = VALUE ? p.v : p.k;
     const u32 dim = VALUE ? record.v_dim : record.k_dim, lanes = lanes_of(dim);
     const auto [head, token, first] = part;
+    float x[CHUNK] = {};
+    if (holds) {
+        const u64 offset = u64(view.base) + (VALUE ? run.v_offset : run.k_offset);
+        u32 bits[CHUNK];
+        load_source(bits, source, offset + u64(token) * view.row + u64(head) * view.head + u64(first) * view.element,
+             view.element, p.dtype);
+#pragma unroll
+        for (int i = 0; i < CHUNK; ++i) x[i] = value_of(bits[i], p.dtype);
+    }
     u32 largest = largest_of(x), bad = 0;
     if (largest >= INFINITE) {
 #pragma unroll
@@ -260,12 +255,4 @@ __device__ __forceinline__ u32 quantize_values(float (&x)[CHUNK], const AppendPa
         *reinterpret_cast<float*>(frame + scale) = row.scale;
     }
     return bad;
-}
-
-template <bool VALUE>
-__device__ __forceinline__ u32 write_codes(const AppendParams& p, const Arena& arena, u64 source,
-                                           const float* channels, const AppendRun& run, const Part& part, bool holds) {
-    float x[CHUNK];
-    load_values<VALUE>(x, p, source, run, part, holds);
-    return quantize_values<VALUE>(x, p, arena, channels, run, part, holds);
 }

@@ -33,7 +33,7 @@ pub(super) fn append(kernels: &Kernels, stream: &mut CudaStream, args: &Append<'
     }
     // Counting alone has nothing to do with the format.
     let quantizes = args.write && args.record.format().is_quantized();
-    let share = Share::new(kernels, geometry, params.runs, longest);
+    let share = Share::new(kernels, geometry, params.runs, longest, quantizes);
     let rows = [args.k.strides[0], args.v.strides[0]].map(|row| row as u32);
     let stretched = stretch(args.runs, geometry.page_tokens(), rows);
     let runs = stretched.as_deref().unwrap_or(bytemuck::cast_slice(args.runs));
@@ -50,7 +50,6 @@ pub(super) fn append(kernels: &Kernels, stream: &mut CudaStream, args: &Append<'
             arg(&channels),
             arg(&counter),
             arg(&share.blocks),
-            arg(&share.sides),
             arg(&stretch),
             arg(&arena),
             arg(&descriptors),
@@ -91,18 +90,19 @@ pub(super) fn append_step(
         runs: super::count(at.count as usize, "the rows of a step")?,
         write: args.write.into(),
     };
-    let share = Share::new(kernels, geometry, params.runs, 1);
+    let quantizes = args.record.format().is_quantized();
+    let share = Share::new(kernels, geometry, params.runs, 1, quantizes);
     let (tables, tiles, rows) = (at.buffer.address(), at.buffer.at(at.tiles), at.buffer.at(at.rows));
     let (k, v) = (args.k.buffer.at(args.k.offset), args.v.buffer.at(args.v.offset));
     let (channels, counter) = (channels_address(args.channels)?, args.non_finite.address());
     let mut list = vec![arg(&params), arg(&arena), arg(&tables), arg(&tiles), arg(&rows), arg(&k), arg(&v)];
-    let function = if args.record.format().is_quantized() {
-        list.push(arg(&channels));
+    let function = if quantizes {
+        list.extend([arg(&channels), arg(&counter), arg(&share.blocks)]);
         &kernels.append_next_int8
     } else {
+        list.extend([arg(&counter), arg(&share.blocks), arg(&share.sides)]);
         &kernels.append_next
     };
-    list.extend([arg(&counter), arg(&share.blocks), arg(&share.sides)]);
     // SAFETY: the parameters of these functions in kernels/append.cu; views, channels, counter and the places of descriptors
     // were validated, and what tables and rows say is the store's to keep valid. Every block waits before it touches
     // anything but descriptors and tables, which come from a copy that has ended when the kernel starts.
@@ -113,18 +113,19 @@ pub(super) fn append_step(
 struct Share {
     /// That cover the longest run.
     blocks: u32,
-    /// 2 where keys and values have blocks of their own.
+    /// 2 where keys and values of a native format have blocks of their own.
     sides: u32,
     total: u64,
 }
 
 impl Share {
-    fn new(kernels: &Kernels, geometry: &Geometry, runs: u32, longest: u32) -> Self {
+    fn new(kernels: &Kernels, geometry: &Geometry, runs: u32, longest: u32, quantizes: bool) -> Self {
         let row_threads = (geometry.k_dim().max(geometry.v_dim()) / CHUNK).next_power_of_two();
-        let blocks = (geometry.kv_heads() * longest * row_threads).div_ceil(THREADS);
+        let threads = geometry.kv_heads() * longest * row_threads;
+        let blocks = if quantizes { 2 * threads.next_multiple_of(32) } else { threads }.div_ceil(THREADS);
         let total = u64::from(runs) * u64::from(blocks);
         // What leaves multiprocessors idle is over sooner in more blocks.
-        let sides = if total < kernels.multiprocessors { 2 } else { 1 };
+        let sides = if !quantizes && total < kernels.multiprocessors { 2 } else { 1 };
         Share { blocks, sides, total: total * u64::from(sides) }
     }
 }

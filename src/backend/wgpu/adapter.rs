@@ -162,9 +162,33 @@ impl WgpuBackend {
     /// When the device is in use already.
     #[doc(hidden)]
     pub fn with_own_kernels(mut self) -> Self {
-        let shared = Arc::get_mut(&mut self.shared).expect("nothing uses a device that has just been opened");
-        shared.processor.own_kernels = true;
+        self.unused().processor.own_kernels = true;
         self
+    }
+
+    /// Uses no subgroups where the adapter has them, for benches of the kernels without.
+    ///
+    /// # Panics
+    /// When the device is in use already.
+    #[doc(hidden)]
+    pub fn without_subgroups(mut self) -> Self {
+        self.unused().processor.subgroup = 0;
+        self
+    }
+
+    /// Allows slabs of so many bytes at most, for benches of arenas of many.
+    ///
+    /// # Panics
+    /// When the device is in use already.
+    #[doc(hidden)]
+    pub fn with_slab_bytes(mut self, bytes: u64) -> Self {
+        let caps = &mut self.unused().caps;
+        caps.max_slab_bytes = caps.max_slab_bytes.min(bytes);
+        self
+    }
+
+    fn unused(&mut self) -> &mut Shared {
+        Arc::get_mut(&mut self.shared).expect("nothing uses a device that has just been opened")
     }
 
     /// The device, for the caller's own work.

@@ -24,12 +24,32 @@ pub(super) struct Kernel {
     /// Print two backends side by side, and how fast the second is as a share of the first.
     #[arg(long)]
     compare: bool,
+    /// Use no subgroups on wgpu, as on adapters without.
+    #[arg(long)]
+    without_subgroups: bool,
+    /// Bytes of a slab of pages at most, on wgpu; less than the pages need makes several.
+    #[arg(long)]
+    slab_bytes: Option<u64>,
     /// What benches/peers.py wrote: times of other libraries, to stand beside rows of the same work.
     #[arg(long)]
     peers: Option<PathBuf>,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+impl Kernel {
+    fn open(&self, backend: &str) -> kvtide::Result<Device> {
+        #[cfg(feature = "wgpu")]
+        if backend == "wgpu" {
+            let mut device = kvtide::backend::wgpu::WgpuBackend::open()?;
+            if self.without_subgroups {
+                device = device.without_subgroups();
+            }
+            return Ok(self.slab_bytes.into_iter().fold(device, |device, bytes| device.with_slab_bytes(bytes)).into());
+        }
+        Device::open(backend)
+    }
 }
 
 /// Kernels of which one device gives rows. What was measured before a failure counts.
@@ -66,7 +86,7 @@ pub(super) fn run(kernel: &Kernel, work: &[&dyn Measure]) -> anyhow::Result<Exit
     let peers = kernel.peers.as_deref().map(Peers::read).transpose()?.unwrap_or_default();
     let formats: Vec<PageFormat> =
         kernel.format.iter().map(|name| super::format_of(name)).collect::<anyhow::Result<_>>()?;
-    let devices: Vec<Device> = kernel.backend.iter().map(|name| Device::open(name)).collect::<kvtide::Result<_>>()?;
+    let devices: Vec<Device> = kernel.backend.iter().map(|name| kernel.open(name)).collect::<kvtide::Result<_>>()?;
     let compared = match &devices[..] {
         _ if !kernel.compare => None,
         [a, b] if a.caps().backend != b.caps().backend => Some([a.caps().backend, b.caps().backend]),

@@ -37,7 +37,7 @@ impl Measure for Args {
             let mut scene = Scene::new(device, self, format, timer.repeats)?;
             let times = scene.times(timer.repeats)?;
             let layers = f64::from(self.layers);
-            let [us, advance] = [0, 1].map(|part| median(times.iter().map(|time| time[part]).collect()) / layers);
+            let [us, advance, host] = [0, 1, 2].map(|part| median(times.iter().map(|time| time[part]).collect()) / layers);
             let record = *scene.store.record();
             let tokens = u64::from(self.shape.sequences) * u64::from(self.shape.tokens);
             let bytes = (record.bytes() / u64::from(record.geometry().page_tokens()) * tokens).next_multiple_of(16);
@@ -50,6 +50,7 @@ impl Measure for Args {
             let row = Row::kernel("step", shape, format.name(), device, (us, bytes));
             let mut row = row.beside_us("a plain read of the same bytes", read);
             row.note("advance_us_a_layer", advance);
+            row.note("host_us_a_layer", host);
             rows.push(row);
         }
         Ok(())
@@ -77,10 +78,11 @@ struct Scene {
 impl Scene {
     fn new(device: &Device, args: &Args, format: PageFormat, repeats: u32) -> anyhow::Result<Self> {
         let (geometry, dtype) = (args.shape.geometry(args.layers, format)?, natural(format));
-        let (recorder, stream) = match args.graph {
+        let (recorder, mut stream) = match args.graph {
             true => Recorder::new(device).map(|(recorder, stream)| (Some(recorder), stream))?,
             false => (None, device.stream()?),
         };
+        device.time(&mut stream)?;
         let (cast, most) = (args.shape, u64::from(args.shape.tokens) + u64::from(repeats + warm_up(repeats)));
         let pages = geometry.pages_for(most) * u64::from(cast.sequences) * u64::from(args.layers);
         let config = StoreConfig { step_pages: pages, page_limit: Some(pages), ..StoreConfig::default() };
@@ -125,12 +127,13 @@ impl Scene {
         Ok(Scene { graph: None, step, store, recorder, layers, _sequences: sequences })
     }
 
-    /// For each token that is timed: the microseconds of its layers, and of the advance before them.
-    fn times(&mut self, repeats: u32) -> anyhow::Result<Vec<[f64; 2]>> {
+    /// For each token that is timed: the microseconds of its layers, of the advance before them, and of the host while it hands
+    /// the layers over.
+    fn times(&mut self, repeats: u32) -> anyhow::Result<Vec<[f64; 3]>> {
         let device = self.store.backend().clone();
         let (mut events, mut walls) = (Vec::new(), Vec::new());
         for _ in 0..repeats + warm_up(repeats) {
-            let mut wall = [0.0; 2];
+            let mut wall = [0.0; 3];
             let first = device.record(self.store.stream())?;
             let begin = Instant::now();
             let stale = self.store.advance(&mut self.step)? == Capture::Stale;
@@ -142,11 +145,13 @@ impl Scene {
                 device.finish(&advanced)?;
                 wall[1] = begin.elapsed().as_secs_f64() * 1e6;
             }
+            let handing = Instant::now();
             match &self.graph {
                 Some(graph) => graph.launch()?,
                 None => call(&mut self.store, &self.step, &self.layers)?,
             }
             let last = device.record(self.store.stream())?;
+            wall[2] = handing.elapsed().as_secs_f64() * 1e6;
             if !device.caps().overlap {
                 device.finish(&last)?;
                 wall[0] = begin.elapsed().as_secs_f64() * 1e6 - wall[1];
