@@ -6,6 +6,11 @@
 
 use kvtide::backend::wgpu::WgpuBackend;
 use kvtide::{Append, Backend, Dtype, Geometry, PageFormat, PagedStore, Query, Rows, View};
+use std::sync::{Mutex, PoisonError};
+use wgpu::DeviceType;
+
+/// Held by each test: they measure one process.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Bytes of memory that this process has.
 fn resident() -> u64 {
@@ -39,6 +44,7 @@ fn decode(device: &WgpuBackend, format: PageFormat, steps: usize) {
 #[test]
 fn attention_does_not_grow_with_calls() {
     const GROWTH: u64 = 64 << 20;
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let adapters = WgpuBackend::adapters();
     if adapters.is_empty() {
         eprintln!("not run: no adapter for wgpu");
@@ -53,5 +59,34 @@ fn attention_does_not_grow_with_calls() {
             eprintln!("{} {format:?}: {} KiB more", adapter.get_info().name, grown >> 10);
             assert!(grown < GROWTH, "{}: {} MiB more after 48 calls", adapter.get_info().name, grown >> 20);
         }
+    }
+}
+
+/// Bind groups that are kept for later calls keep what they bind, but not for long.
+#[test]
+fn memory_that_is_given_up_comes_back() {
+    const BYTES: u64 = 64 << 20;
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for adapter in WgpuBackend::adapters().iter().filter(|adapter| adapter.get_info().device_type == DeviceType::Cpu) {
+        let device = WgpuBackend::open_adapter(adapter).unwrap();
+        let mut stream = device.stream().unwrap();
+        let small = device.alloc("small", 4096).unwrap();
+        let fill = |stream: &mut _, buffer: &_, bytes: u64| {
+            device.fill(stream, buffer, 0, bytes, 1).unwrap();
+            device.synchronize(stream).unwrap();
+        };
+        fill(&mut stream, &small, 4096);
+        let before = resident();
+        let large = device.alloc("large", BYTES).unwrap();
+        fill(&mut stream, &large, BYTES);
+        let held = resident().saturating_sub(before);
+        drop(large);
+        for _ in 0..20 {
+            fill(&mut stream, &small, 4096);
+        }
+        let left = resident().saturating_sub(before);
+        eprintln!("{}: {} KiB, then {} KiB more", adapter.get_info().name, held >> 10, left >> 10);
+        assert!(held > BYTES / 2, "the buffer is not in the process's memory");
+        assert!(left < BYTES / 2, "{}: {} MiB stay", adapter.get_info().name, left >> 20);
     }
 }

@@ -28,7 +28,8 @@ pub(super) fn append(stream: &mut WgpuStream, args: &Append<'_, WgpuBuffer>) -> 
         return Ok(false);
     }
     let bound = Bound::new(args, &shared)?;
-    if let (Some(onto), Some(kernel), true) = (&args.onto, Kernel::append_project(&args.record, bound.source), args.write)
+    if let (Some(onto), Some(kernel), true) =
+        (&args.onto, Kernel::append_project(&args.record, bound.source), args.write)
         && kernel.fits(args.arena.slabs.len(), &shared.limits)
         && append_project(stream, args, &bound, onto, kernel)?
     {

@@ -12,6 +12,7 @@ mod append;
 mod attend;
 mod clock;
 mod dispatch;
+mod groups;
 mod health;
 mod host;
 mod kernels;

@@ -6,6 +6,7 @@
 
 use super::clock::Clock;
 use super::dispatch::Dispatch;
+use super::groups::Groups;
 use super::health::{Submission, device_error, scoped};
 use super::memory::{BUFFER_USAGES, create_buffer};
 use super::{Shared, WgpuBuffer, WgpuEvent};
@@ -32,6 +33,7 @@ pub struct WgpuStream {
     ring: Ring,
     /// What the ring will hold when the batch is submitted.
     pending: Vec<u8>,
+    groups: Groups,
     /// Whether the queue holds writes that no submission carries yet.
     pub(super) written: bool,
     /// The last submission.
@@ -88,6 +90,7 @@ impl WgpuStream {
             encoder: None,
             ring: Ring::new(shared, RING_BYTES)?,
             pending: Vec::new(),
+            groups: Groups::default(),
             written: false,
             last: None,
             landing: None,
@@ -184,7 +187,7 @@ impl WgpuStream {
         let [x, y, z] = dispatch.workgroups()?;
         let shared = self.shared.clone();
         let pipeline = shared.pipelines.get(&shared, dispatch.kernel, dispatch.slabs.len())?;
-        let group = dispatch.bind(&shared, &pipeline.buffers)?;
+        let group = self.groups.get(dispatch, || dispatch.bind(&shared, &pipeline.buffers))?;
         let words: usize = descriptors.iter().map(|rows| rows.len()).sum();
         self.reserve(words as u64 + 2 * BLOCK)?;
         let at = descriptors.map(|rows| (self.push(rows) / 4) as u32);
@@ -220,6 +223,7 @@ impl WgpuStream {
         // Work that was refused leaves buffers that later work counts on unwritten: nothing after it may pass as right.
         self.last = Some(submission.map_err(|error| self.shared.health.fail(error))?);
         self.written = false;
+        self.groups.submitted();
         if let (Some(clock), true) = (&mut self.clock, stamped) {
             clock.submitted();
         }

@@ -37,7 +37,8 @@ impl Measure for Args {
             let mut scene = Scene::new(device, self, format, timer.repeats)?;
             let times = scene.times(timer.repeats)?;
             let layers = f64::from(self.layers);
-            let [us, advance, host] = [0, 1, 2].map(|part| median(times.iter().map(|time| time[part]).collect()) / layers);
+            let [us, advance, host] =
+                [0, 1, 2].map(|part| median(times.iter().map(|time| time[part]).collect()) / layers);
             let record = *scene.store.record();
             let tokens = u64::from(self.shape.sequences) * u64::from(self.shape.tokens);
             let bytes = (record.bytes() / u64::from(record.geometry().page_tokens()) * tokens).next_multiple_of(16);
