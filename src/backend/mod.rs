@@ -215,6 +215,12 @@ pub trait Backend: Clone + fmt::Debug + Send + Sync + 'static {
     /// the device does not exist: [`record`](Self::record) hands it over.
     fn finish(&self, event: &Self::Event) -> Result<()>;
 
+    /// Begins to compile what decode over pages of this layout in so many slabs needs, where compiling takes long; returns at
+    /// once.
+    fn prepare(&self, record: &Record, slabs: usize) {
+        let _ = (record, slabs);
+    }
+
     /// Asks that later events of this stream tell [`elapsed`](Self::elapsed), where the device could and does not unasked.
     fn time(&self, stream: &mut Self::Stream) -> Result<()> {
         let _ = stream;

@@ -67,6 +67,7 @@ impl<B: Backend> Pool<B> {
             return limit("max_slabs × max_slab_bytes / page", page_limit, limits.addressable(), "the page limit");
         }
         let shift = frames.next_power_of_two().trailing_zeros();
+        backend.prepare(&record, 1);
         Ok(Pool {
             backend,
             stream,
@@ -188,6 +189,8 @@ impl<B: Backend> Pool<B> {
             self.slabs.push(self.backend.alloc("kvtide slab", bytes)?);
             self.frames().add_slab(frames);
             tracing::debug!(frames, bytes, slabs = self.slabs.len(), "the pool has grown");
+            // Before the next slab is there.
+            self.backend.prepare(&self.record, self.slabs.len() + 1);
         }
         Ok(())
     }

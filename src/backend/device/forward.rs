@@ -5,6 +5,7 @@ use super::{Chosen, Device, DeviceEvent, DeviceHost, DeviceMemory, DeviceStream}
 use crate::Result;
 use crate::backend::ops::{Append, Arena, Attend, Fold, Merge, Project, Score, StepMemory, Transfer};
 use crate::backend::{Backend, Caps, HostUse, Swap};
+use crate::record::Record;
 use std::time::Duration;
 
 /// Both directions of a swap.
@@ -243,6 +244,10 @@ impl Backend for Device {
 
     fn finish(&self, event: &DeviceEvent) -> Result<()> {
         on!(self, b => finish(b, event))
+    }
+
+    fn prepare(&self, record: &Record, slabs: usize) {
+        on!(self, b => b.prepare(record, slabs));
     }
 
     fn time(&self, stream: &mut DeviceStream) -> Result<()> {

@@ -1,7 +1,8 @@
 //! Which adapters are there, and what can they do?
 
+use super::ahead::Ahead;
 use super::clock;
-use super::health::{Health, device_error};
+use super::health::{Health, device_error, scoped};
 use super::kernels::{MAX_SLABS, OTHER_BUFFERS, UNIFORM_BUFFERS};
 use super::memory::{BUFFER_USAGES, create_buffer};
 use super::pipelines::Pipelines;
@@ -11,7 +12,7 @@ use crate::backend::{Caps, DeviceId, Operation};
 use crate::{Error, Result};
 use ::wgpu::{
     Adapter, Backends, Device, DeviceDescriptor, DeviceType, DownlevelFlags, Features, Instance, InstanceDescriptor,
-    Limits, Queue,
+    Limits, PipelineCacheDescriptor, Queue,
 };
 use std::sync::Arc;
 
@@ -134,7 +135,10 @@ impl WgpuBackend {
         let descriptor = DeviceDescriptor {
             label: Some("kvtide"),
             required_features: adapter.features()
-                & (clock::FEATURES | Features::MAPPABLE_PRIMARY_BUFFERS | Features::SUBGROUP),
+                & (clock::FEATURES
+                    | Features::MAPPABLE_PRIMARY_BUFFERS
+                    | Features::SUBGROUP
+                    | Features::PIPELINE_CACHE),
             required_limits: limits,
             ..Default::default()
         };
@@ -154,6 +158,41 @@ impl WgpuBackend {
     pub fn from_device(device: Device, queue: Queue) -> Result<Self> {
         check(&device.adapter_info().name, &device.limits())?;
         Self::new(device, queue, Health::default())
+    }
+
+    /// Compiles from what [`pipeline_cache`](Self::pipeline_cache) gave before, where the device has
+    /// [`PIPELINE_CACHE`](Features::PIPELINE_CACHE) (Vulkan, and one that this type opened), and keeps what is compiled from now
+    /// on; elsewhere, and with data of another driver, it compiles as ever. Most drivers of desktops keep caches of their own.
+    ///
+    /// # Panics
+    /// When the device is in use already.
+    ///
+    /// # Safety
+    /// The data must be what `pipeline_cache` gave, unchanged: drivers trust it. A file should be named by
+    /// [`pipeline_cache_key`](::wgpu::util::pipeline_cache_key).
+    #[must_use]
+    pub unsafe fn with_pipeline_cache(mut self, data: Option<&[u8]>) -> Self {
+        let shared = self.unused();
+        if shared.device.features().contains(Features::PIPELINE_CACHE) {
+            let descriptor = PipelineCacheDescriptor { label: Some("kvtide"), data, fallback: true };
+            // SAFETY: the caller says where the data is from.
+            let cache = scoped(&shared.device, || unsafe { shared.device.create_pipeline_cache(&descriptor) });
+            let pipelines = Arc::get_mut(&mut shared.pipelines).expect("nothing compiles yet");
+            pipelines.cache = cache.inspect_err(|error| tracing::debug!(%error, "no pipeline cache")).ok();
+        }
+        self
+    }
+
+    /// What the driver keeps of the kernels that were compiled, to write to a file for the next process; `None` without a
+    /// [cache](Self::with_pipeline_cache).
+    pub fn pipeline_cache(&self) -> Option<Vec<u8>> {
+        self.shared.pipelines.cache.as_ref()?.get_data()
+    }
+
+    /// How many kernels are compiled, and how many of them a call has waited for, for tests.
+    #[doc(hidden)]
+    pub fn compiled(&self) -> [usize; 2] {
+        self.shared.pipelines.counts()
     }
 
     /// Compiles kernels of their own for common dims on a software adapter too, for tests of these kernels.
@@ -204,7 +243,7 @@ impl WgpuBackend {
     fn new(device: Device, queue: Queue, health: Health) -> Result<Self> {
         let (limits, info) = (device.limits(), device.adapter_info());
         let caps = caps(&limits, format!("{} ({})", info.name, info.backend));
-        let pipelines = Pipelines::new(&device);
+        let pipelines = Arc::new(Pipelines::new(&device));
         let spare = WgpuBuffer::new(create_buffer(&device, "kvtide spare", 16, BUFFER_USAGES)?, caps.device);
         let max_binding = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size);
         let align = limits.min_storage_buffer_offset_alignment.max(limits.min_uniform_buffer_offset_alignment).into();
@@ -215,7 +254,19 @@ impl WgpuBackend {
             subgroup: if device.features().contains(Features::SUBGROUP) { info.subgroup_min_size } else { 0 },
             own_kernels: info.device_type != DeviceType::Cpu,
         };
-        let shared = Shared { device, queue, health, limits, caps, pipelines, spare, max_binding, align, processor };
+        let shared = Shared {
+            device,
+            queue,
+            health,
+            limits,
+            caps,
+            pipelines,
+            ahead: Ahead::default(),
+            spare,
+            max_binding,
+            align,
+            processor,
+        };
         Ok(WgpuBackend { shared: Arc::new(shared) })
     }
 }

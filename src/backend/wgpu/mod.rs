@@ -8,6 +8,7 @@
 //! from every call after it.
 
 mod adapter;
+mod ahead;
 mod append;
 mod attend;
 mod clock;
@@ -40,8 +41,10 @@ pub use variants::{ShaderVariant, shader_variants};
 
 use super::ops::{Append, Attend, Fold, Merge, Project, Score, Transfer, also_project};
 use super::{Backend, Caps, DeviceId, HostUse, Swap};
+use crate::record::Record;
 use crate::{Error, Result};
 use ::wgpu::{Device, Limits, Queue};
+use ahead::Ahead;
 use clock::Mark;
 use health::{Health, Submission};
 use pipelines::Pipelines;
@@ -66,7 +69,8 @@ struct Shared {
     health: Health,
     limits: Limits,
     caps: Caps,
-    pipelines: Pipelines,
+    pipelines: Arc<Pipelines>,
+    ahead: Ahead,
     /// Stands in for buffers that a kernel binds and does not use.
     spare: WgpuBuffer,
     /// Bytes of the largest binding.
@@ -128,6 +132,10 @@ impl Backend for WgpuBackend {
 
     fn stream(&self) -> Result<WgpuStream> {
         WgpuStream::new(&self.shared)
+    }
+
+    fn prepare(&self, record: &Record, slabs: usize) {
+        ahead::prepare(&self.shared, record, slabs);
     }
 
     fn upload(&self, stream: &mut WgpuStream, dst: &WgpuBuffer, offset: u64, data: &[u8]) -> Result<()> {

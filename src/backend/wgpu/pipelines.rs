@@ -1,16 +1,17 @@
 //! Where are compiled kernels kept?
 
-use super::Shared;
 use super::health::{device_error, scoped};
 use super::kernels::{Access, Kernel};
 use crate::Result;
 use ::wgpu::{
     BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType, BufferBindingType, ComputePipeline,
-    ComputePipelineDescriptor, Device, PipelineCompilationOptions, PipelineLayoutDescriptor, ShaderModuleDescriptor,
-    ShaderSource, ShaderStages,
+    ComputePipelineDescriptor, Device, PipelineCache, PipelineCompilationOptions, PipelineLayoutDescriptor,
+    ShaderModuleDescriptor, ShaderSource, ShaderStages,
 };
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A compiled kernel.
 #[derive(Debug)]
@@ -20,12 +21,20 @@ pub(super) struct Pipeline {
     pub(super) buffers: BindGroupLayout,
 }
 
-/// The pipelines of a device, compiled at first use.
+/// A pipeline for each kernel and number of slab bindings, or a place for it.
+type Places = HashMap<(Kernel, u32), Arc<Mutex<Option<Arc<Pipeline>>>>>;
+
+/// The pipelines of a device, compiled at first use or ahead of it.
 #[derive(Debug)]
 pub(super) struct Pipelines {
     /// The layout of group 0: parameters and descriptors.
     pub(super) call: BindGroupLayout,
-    compiled: Mutex<HashMap<(Kernel, u32), Arc<Pipeline>>>,
+    /// Each place is locked while it is compiled.
+    places: Mutex<Places>,
+    /// Those that a call has waited for.
+    late: AtomicUsize,
+    /// What the driver keeps of kernels, where it lets others keep it.
+    pub(super) cache: Option<PipelineCache>,
 }
 
 impl Pipelines {
@@ -36,18 +45,48 @@ impl Pipelines {
         ];
         let call = device
             .create_bind_group_layout(&BindGroupLayoutDescriptor { label: Some("kvtide call"), entries: &entries });
-        Pipelines { call, compiled: Mutex::default() }
+        Pipelines { call, places: Mutex::default(), late: AtomicUsize::new(0), cache: None }
     }
 
-    /// The pipeline of a kernel over an arena of `slabs` slabs.
-    pub(super) fn get(&self, shared: &Shared, kernel: Kernel, slabs: usize) -> Result<Arc<Pipeline>> {
-        let key = (kernel, kernel.slab_bindings(slabs));
-        let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pipeline) = compiled.get(&key) {
-            return Ok(pipeline.clone());
+    /// The pipeline of a kernel over an arena of `slabs` slabs, for a call that waits for it.
+    pub(super) fn get(&self, device: &Device, kernel: Kernel, slabs: usize) -> Result<Arc<Pipeline>> {
+        let (pipeline, new) = self.find(device, kernel, slabs)?;
+        self.late.fetch_add(new.into(), Ordering::Relaxed);
+        Ok(pipeline)
+    }
+
+    /// The same for nobody yet, and whether it was missing.
+    pub(super) fn find(&self, device: &Device, kernel: Kernel, slabs: usize) -> Result<(Arc<Pipeline>, bool)> {
+        let bindings = kernel.slab_bindings(slabs);
+        let place = self.places().entry((kernel, bindings)).or_default().clone();
+        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pipeline) = &*place {
+            return Ok((pipeline.clone(), false));
         }
-        let pipeline = scoped(&shared.device, || self.compile(&shared.device, kernel, key.1)).map_err(device_error)?;
-        Ok(compiled.entry(key).or_insert(Arc::new(pipeline)).clone())
+        let pipeline = Arc::new(scoped(device, || self.compile(device, kernel, bindings)).map_err(device_error)?);
+        *place = Some(pipeline.clone());
+        Ok((pipeline, true))
+    }
+
+    /// Makes a place for a pipeline; whether there was none.
+    pub(super) fn claim(&self, kernel: Kernel, slabs: usize) -> bool {
+        match self.places().entry((kernel, kernel.slab_bindings(slabs))) {
+            Entry::Occupied(_) => false,
+            Entry::Vacant(place) => {
+                place.insert(Arc::default());
+                true
+            }
+        }
+    }
+
+    /// How many pipelines there are, and how many of them a call has waited for.
+    pub(super) fn counts(&self) -> [usize; 2] {
+        let there = |place: &Arc<Mutex<Option<_>>>| place.try_lock().is_ok_and(|place| place.is_some());
+        [self.places().values().filter(|place| there(place)).count(), self.late.load(Ordering::Relaxed)]
+    }
+
+    fn places(&self) -> MutexGuard<'_, Places> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn compile(&self, device: &Device, kernel: Kernel, slabs: u32) -> Pipeline {
@@ -81,7 +120,7 @@ impl Pipelines {
                 constants: &kernel.constants(),
                 zero_initialize_workgroup_memory: false,
             },
-            cache: None,
+            cache: self.cache.as_ref(),
         });
         Pipeline { pipeline, buffers }
     }

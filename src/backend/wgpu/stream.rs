@@ -186,7 +186,7 @@ impl WgpuStream {
     ) -> Result<()> {
         let [x, y, z] = dispatch.workgroups()?;
         let shared = self.shared.clone();
-        let pipeline = shared.pipelines.get(&shared, dispatch.kernel, dispatch.slabs.len())?;
+        let pipeline = shared.pipelines.get(&shared.device, dispatch.kernel, dispatch.slabs.len())?;
         let group = self.groups.get(dispatch, || dispatch.bind(&shared, &pipeline.buffers))?;
         let words: usize = descriptors.iter().map(|rows| rows.len()).sum();
         self.reserve(words as u64 + 2 * BLOCK)?;

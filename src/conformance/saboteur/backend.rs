@@ -182,6 +182,10 @@ impl<B: Backend> Backend for Saboteur<B> {
         self.honest.finish(event)
     }
 
+    fn prepare(&self, record: &Record, slabs: usize) {
+        self.honest.prepare(record, slabs);
+    }
+
     fn time(&self, stream: &mut B::Stream) -> Result<()> {
         self.honest.time(stream)
     }
