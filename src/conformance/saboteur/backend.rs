@@ -5,6 +5,7 @@ use crate::attention::state_words;
 use crate::backend::ops::{Append, Arena, Attend, Channels, Fold, Matrices, Merge, Project, Score, Transfer};
 use crate::backend::params::{Move, Row, ScoreEntry};
 use crate::backend::{Backend, Caps, DeviceBuffer, HostMemory, HostUse, Swap};
+use crate::record::Record;
 use crate::{Dtype, Error, PageFormat, Result, View};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
