@@ -38,7 +38,10 @@ pub(super) fn prepare(shared: &Shared, record: &Record, slabs: usize) {
         Kernel::Merge,
         Kernel::MergeLong,
     ];
-    let missing: Vec<_> = wanted.into_iter().filter(|&kernel| shared.pipelines.claim(kernel, slabs)).collect();
+    // An arena that has all the slabs it can will not have more.
+    let could = |kernel: &Kernel| kernel.fits(slabs, &shared.limits);
+    let missing: Vec<_> =
+        wanted.into_iter().filter(could).filter(|&kernel| shared.pipelines.claim(kernel, slabs)).collect();
     if missing.is_empty() {
         return;
     }

@@ -16,6 +16,8 @@ pub const BUFFER_USAGES: BufferUsages =
     BufferUsages::STORAGE.union(BufferUsages::COPY_SRC).union(BufferUsages::COPY_DST);
 
 /// Memory of the wgpu backend: a [`wgpu::Buffer`](::wgpu::Buffer).
+///
+/// A stream that has worked on it keeps it for a few submissions after the last handle is gone.
 #[derive(Clone)]
 pub struct WgpuBuffer {
     buffer: Buffer,

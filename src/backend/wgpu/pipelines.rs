@@ -51,7 +51,9 @@ impl Pipelines {
     /// The pipeline of a kernel over an arena of `slabs` slabs, for a call that waits for it.
     pub(super) fn get(&self, device: &Device, kernel: Kernel, slabs: usize) -> Result<Arc<Pipeline>> {
         let (pipeline, new) = self.find(device, kernel, slabs)?;
-        self.late.fetch_add(new.into(), Ordering::Relaxed);
+        if new {
+            self.late.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(pipeline)
     }
 
